@@ -60,7 +60,9 @@ def serve(
     in_flight: Annotated[
         int, typer.Option("--in-flight", metavar="N", min=1, help="How many messages may be at consumers at once.")
     ] = 100,
-    hwm: Annotated[int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait in a socket.")] = 10,
+    hwm: Annotated[
+        int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait for each consumer.")
+    ] = 10,
     max_size: Annotated[
         int,
         typer.Option(
@@ -79,7 +81,7 @@ def serve(
     """Serve a queue to clients of PZQ, over ZeroMQ.
 
     Producers send to the queue, consumers receive from it, monitors ask for figures, as docs/zeromq.md says. An
-    ADDRESS is tcp://HOST:PORT, or ipc://PATH in a folder that only its owner may enter; where others can reach it,
+    ADDRESS is tcp://HOST:PORT, or ipc://PATH in a folder of its owner alone or a sticky one; where others can reach it,
     --keys or --insecure is needed. Prints where the sockets are bound once they are.
 
     It runs until a SIGTERM, SIGHUP or Ctrl-C. Then it sends nothing more, and waits for acks until the last
@@ -91,7 +93,7 @@ def serve(
     try:
         from dropq.zmq.server import Server, Terms
     except ModuleNotFoundError as error:
-        if error.name != "zmq":
+        if str(error.name).partition(".")[0] != "zmq":
             raise
         raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket as sockets
+import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +20,7 @@ import pytest
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
 
-from dropq import Queue  # noqa: E402
+from dropq import Queue, Root  # noqa: E402
 from dropq.worker.loop import Stop  # noqa: E402
 from dropq.zmq.server import Server, Terms  # noqa: E402
 
@@ -132,3 +136,90 @@ def served(queue: Queue, **terms: Any) -> Iterator[Served]:
         failed = said.get()
         assert isinstance(failed, BaseException)
         raise failed
+
+
+@contextmanager
+def commanded(root: Root, *options: str, **popen: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """Run `dropq serve orders`; yield the process, and where its sockets are bound."""
+    bind = ("--receive", ANY, "--send", ANY, "--monitor", ANY)
+    argv = [sys.executable, "-m", "dropq", "--root", str(root.path), "serve", "orders", "--zmq", *bind, *options]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen) as server:
+        assert server.stdout is not None
+        try:
+            said = server.stdout.readline().rstrip("\n").split("\t")
+            yield server, dict(zip(("queue", "receive", "send", "monitor"), said, strict=True))
+        finally:
+            server.kill()
+
+
+#: What begins a connection, and a question for a sign of life.
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
+PING = b"\4\7\4PING\0\0"
+
+
+def framed(*frames: bytes) -> bytes:
+    """Return the bytes of a message."""
+    last = len(frames) - 1
+    return b"".join(
+        bytes((at < last, len(frame))) + frame
+        if len(frame) < 256
+        else bytes((2 | (at < last),)) + len(frame).to_bytes(8) + frame
+        for at, frame in enumerate(frames)
+    )
+
+
+class Raw:
+    """A client that says what it likes, byte by byte."""
+
+    def __init__(self, address: str, type: bytes | None = b"DEALER", identity: bytes = b"") -> None:
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        self.connection = sockets.create_connection((host, int(port)), PATIENCE / 1000)
+        if type is not None:
+            self.say(GREETING)
+            said = {b"Socket-Type": type, b"Identity": identity}
+            body = b"\5READY" + b"".join(
+                bytes([len(name)]) + name + len(value).to_bytes(4) + value for name, value in said.items()
+            )
+            self.say(bytes([4, len(body)]) + body)
+            self.hear(64)
+            assert self.frame()[1].startswith(b"\5READY")
+
+    def say(self, data: bytes) -> None:
+        """Send bytes."""
+        self.connection.sendall(data)
+
+    def hear(self, size: int) -> bytes:
+        """Return as many bytes as are asked for; fewer where the connection ends."""
+        data = b""
+        while len(data) < size and (part := self.connection.recv(size - len(data))):
+            data += part
+        return data
+
+    def frame(self) -> tuple[int, bytes]:
+        """Return the flags and the bytes of the next frame."""
+        flags, size = self.hear(2)
+        if flags & 2:
+            size = int.from_bytes(bytes([size]) + self.hear(7))
+        return flags, self.hear(size)
+
+    def message(self) -> list[bytes]:
+        """Return the frames of the next message."""
+        flags, frames = 1, []
+        while flags & 1:
+            flags, frame = self.frame()
+            frames.append(frame)
+        return frames
+
+    def has_ended(self) -> bool:
+        """Wait until the server ends the connection; return True."""
+        try:
+            while self.connection.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    def reset(self) -> None:
+        """End the connection as a process does that dies with unread bytes."""
+        self.connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()

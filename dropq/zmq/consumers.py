@@ -155,14 +155,14 @@ class Consumers:
                 self._give_back(out.message, cancel=True)
         if acked:
             self._ack(acked)
-        self._return_ended(all_read=read < BATCH)
+        self._return_ended(all_read=read < BATCH and not self._socket.is_behind)
 
     def _said(self) -> Iterator[wire.Settled | None]:
         """Read what consumers have said, at most a batch: a flood must not keep the server from the rest."""
         for _ in range(BATCH):
             if (got := received(self._socket)) is None:
                 return
-            yield wire.read_settlement([got[0].bytes, *got[1]])
+            yield wire.read_settlement(got[1].frames)
 
     def _ack(self, acked: list[_Out]) -> None:
         self.look_again()

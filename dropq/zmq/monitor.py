@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from dropq.api import Queue
 from dropq.errors import DropqError
 from dropq.format.layout import UNSETTLED
+from dropq.queue.sender import BATCH
 from dropq.storage import reading
 from dropq.zmq import wire
 from dropq.zmq.consumers import Consumers
 from dropq.zmq.producers import Producers
-from dropq.zmq.sockets import Socket, answered, received
+from dropq.zmq.sockets import Peer, Socket, answered, received
 
 log = logging.getLogger("dropq")
 
@@ -47,24 +48,22 @@ class Monitor:
         self._consumers = consumers
         self._wake = wake
         self._since = datetime.now(UTC)
-        self._asking = list[bytes]()
+        self._asking = list[Peer]()
         self._counted: dict[str, object] | DropqError | None = None
         self._good_until = 0.0
         self._counting = self._is_new = False
 
-    def serve(self, *, readable: bool) -> None:
-        """Answer who asked, once there is a count that is young enough.
-
-        Args:
-            readable: whether the socket has requests.
-        """
-        while readable and (got := received(self._socket)) is not None:
-            peer, frames = got
-            if frames and wire.is_question(frames) and len(self._asking) < MOST:
-                self._asking.append(peer.bytes)
+    def serve(self) -> None:
+        """Answer who asked, once there is a count that is young enough."""
+        for _ in range(BATCH):
+            if (got := received(self._socket)) is None:
+                break
+            peer, (frames, whole, _) = got
+            if whole and wire.is_question(frames) and len(self._asking) < MOST:
+                self._asking.append(peer)
             else:
                 why = f"send {wire.MONITOR.decode()}" if len(self._asking) < MOST else "too many wait for an answer"
-                answered(self._socket, peer.bytes, wire.complaint(why))
+                answered(peer, wire.complaint(why))
         if not self._asking or self._counting:
             return
         if self._counted is None or (time.monotonic() >= self._good_until and not self._is_new):
@@ -73,9 +72,9 @@ class Monitor:
             return
         counted, self._is_new = self._counted, False
         asking, self._asking = self._asking, []
-        for peer_id in asking:
-            failed = isinstance(counted, DropqError)
-            answered(self._socket, peer_id, wire.complaint(str(counted)) if failed else wire.figures(self._figures()))
+        failed = isinstance(counted, DropqError)
+        for peer in asking:
+            answered(peer, wire.complaint(str(counted)) if failed else wire.figures(self._figures()))
 
     def _count(self) -> None:
         began = time.monotonic()
@@ -121,7 +120,6 @@ class Monitor:
             "paused": int(bool(counted["paused"])),
             "stored": self._producers.stored,
             "refused": self._producers.refused,
-            "answers_lost": self._producers.lost_answers,
             "acks": self._consumers.acked,
             "acks_late": self._consumers.late,
             "nacks": self._consumers.given_back,

@@ -12,26 +12,22 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import zmq
-
 from dropq.api import Queue
 from dropq.errors import DropqError, StorageError
 from dropq.policies.send_limits import MustWait
 from dropq.queue.sender import BATCH, Sent
 from dropq.storage.watch import PAUSE
 from dropq.zmq import wire
-from dropq.zmq.sockets import Socket, answered, name_of, received
+from dropq.zmq.sockets import LOG_EVERY, Peer, Socket, answered, name_of, received
+from dropq.zmq.zmtp import ID, Got
 
 log = logging.getLogger("dropq")
-
-#: Seconds in which the log reports at most once what was refused, or why producers wait.
-LOG_EVERY = 5.0
 
 
 class _Asked(NamedTuple):
     """A message that was read and has no answer yet."""
 
-    peer: zmq.Frame
+    peer: Peer
     id: bytes
     message: bytes | Mapping[str, Any]
 
@@ -48,7 +44,6 @@ class Producers:
     Attributes:
         stored, refused: how many messages were answered this way.
         syncs: how many batches were stored.
-        lost_answers: how many answers were dropped, as their producers did not read them.
     """
 
     def __init__(self, socket: Socket, queue: Queue, *, max_size: int, headers: bool) -> None:
@@ -61,22 +56,22 @@ class Producers:
         self._tries_at = 0.0
         self._logs_at = 0.0
         self._unlogged = 0
-        self.stored = self.refused = self.syncs = self.lost_answers = 0
+        self.stored = self.refused = self.syncs = 0
 
     @property
     def blocked_for(self) -> float | None:
         """Seconds until to try again to store what found no room; None if nothing waits for room."""
         return max(self._tries_at - time.monotonic(), 0.0) if self._asked else None
 
-    def serve(self, *, readable: bool) -> None:
+    def serve(self, *, reads: bool) -> None:
         """Store what producers have sent, as far as there is room, and answer it.
 
         Args:
-            readable: whether the socket has messages.
+            reads: whether what they have sent since may be read.
         """
         if self._asked and time.monotonic() < self._tries_at:
             return
-        if not self._asked and readable:
+        if not self._asked and reads:
             self._read()
         if self._asked:
             self._store()
@@ -90,16 +85,19 @@ class Producers:
     def _read(self) -> None:
         size = 0
         while len(self._asked) < BATCH and size <= self._max_size and (got := received(self._socket)) is not None:
-            peer, frames = got
+            peer, message = got
+            size += message.size
             try:
-                self._asked.append(asked := self._understood(peer, frames))
-                message = asked.message
-                size += len(message["body"] if isinstance(message, Mapping) else message)
+                self._asked.append(self._understood(peer, message))
             except ValueError as error:
-                self._refuse(peer, frames[0] if frames else b"", str(error))
+                self._refuse(peer, message.frames[0][:ID], str(error))
 
-    def _understood(self, peer: zmq.Frame, frames: list[bytes]) -> _Asked:
-        id, headers, parts = wire.read_message(frames)
+    def _understood(self, peer: Peer, got: Got) -> _Asked:
+        if not got.whole:
+            raise ValueError(f"the message has more than {self._max_size} bytes, or {wire.MOST_FRAMES} frames")
+        id, headers, parts = wire.read_message(got.frames)
+        if (size := len(id) + sum(map(len, headers))) > ID:
+            raise ValueError(f"the id and the headers have {size} bytes: at most {ID} are allowed")
         if (size := sum(map(len, parts))) > self._max_size:
             raise ValueError(f"the message has {size} bytes: at most {self._max_size} are allowed (--max-size)")
         body, lengths = wire.joined(parts)
@@ -139,21 +137,16 @@ class Producers:
                 self._refuse(one.peer, one.id, undurable or full)
             else:
                 self.stored += 1
-                self._answer(one.peer, wire.stored(one.id))
+                answered(one.peer, wire.stored(one.id))
         return failed
 
-    def _refuse(self, peer: zmq.Frame, id: bytes, why: str) -> None:
+    def _refuse(self, peer: Peer, id: bytes, why: str) -> None:
         self.refused += 1
         self._unlogged += 1
-        self._answer(peer, wire.refused(id, why))
+        answered(peer, wire.refused(id, why))
         unlogged = self._unlogged
         if self._log("%d messages of producers were refused, the last of %s: %s", unlogged, name_of(peer), why):
             self._unlogged = 0
-
-    def _answer(self, peer: zmq.Frame, frames: list[bytes]) -> None:
-        if not answered(self._socket, peer.bytes, frames):
-            self.lost_answers += 1
-            self._log("a producer leaves its answers unread: %d answers were dropped until now", self.lost_answers)
 
     def _log(self, text: str, *values: object) -> bool:
         """Log a warning, unless another was logged a moment ago; return whether it did."""

@@ -10,24 +10,23 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
-
-import zmq
+from functools import partial
 
 from dropq.api import Queue
-from dropq.errors import ConfigError
+from dropq.errors import ConfigError, Unavailable
 from dropq.worker.loop import Stop
-from dropq.zmq import sockets
 from dropq.zmq.consumers import Consumers
 from dropq.zmq.keys import FOLDERS, Keys, is_private
 from dropq.zmq.monitor import Monitor
 from dropq.zmq.producers import Producers
+from dropq.zmq.sockets import Network, Socket
 
 log = logging.getLogger("dropq")
 
 #: Seconds for which a message is a consumer's, where neither the server nor the queue says it: PZQ's default.
 ACK_TIMEOUT = 5.0
+#: Where PZQ's own monitor asks: bound beside the default address, unless another server has it.
+PZQ_MONITOR = "ipc:///tmp/pzq-monitor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,29 +96,31 @@ class Server:
         Raises:
             Unavailable: an address cannot be bound; nothing was claimed.
         """
-        with zmq.Context() as context:
-            if self._keys is not None:
-                self._keys.start(context)
-            made = {}
-            try:
-                for name in FOLDERS:
-                    made[name] = sockets.make(context, name, hwm=self._terms.hwm, max_size=self._terms.max_size)
-                    if self._keys is not None:
-                        self._keys.guard(name, made[name])
-                bound = {name: sockets.bind(socket, getattr(self._terms, name)) for name, socket in made.items()}
-                self._open(made)
+        network = self._network = Network()
+        try:
+            made = {name: self._made(name) for name in FOLDERS}
+            bound = {name: network.bind(socket, getattr(self._terms, name)) for name, socket in made.items()}
+            if self._terms.monitor == Terms.monitor:
                 try:
-                    yield bound
-                finally:
-                    self._producers.end()
-                    self._consumers.close()
+                    network.bind(made["monitor"], PZQ_MONITOR)
+                except Unavailable as error:
+                    log.info("monitors have one address: %s", error)
+            self._open(made)
+            try:
+                yield bound
             finally:
-                for socket in made.values():
-                    socket.close()
-                if self._keys is not None:
-                    self._keys.stop()
+                self._producers.end()
+                self._consumers.close()
+        finally:
+            network.close()
 
-    def _open(self, made: dict[str, sockets.Socket]) -> None:
+    def _made(self, name: str) -> Socket:
+        """Return a socket; what consumers and monitors say has no body."""
+        curve = None if self._keys is None else partial(self._keys.curve, name)
+        most = self._terms.max_size if name == "receive" else 0
+        return self._network.make(name, most=most, hwm=self._terms.hwm, curve=curve)
+
+    def _open(self, made: dict[str, Socket]) -> None:
         terms, queue = self._terms, self._queue
         self._sockets = made
         own = queue.root.queue(queue.name)
@@ -141,38 +142,40 @@ class Server:
     def run(self, stop: Stop) -> None:
         """Serve until it is asked to stop, and what is out then is settled or over; asked twice, return at once."""
         send, receive, monitor = (self._sockets[name] for name in ("send", "receive", "monitor"))
-        news, poller = self._watch.fileno(), zmq.Poller()
-        poller.register(news, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
+        self._network.watch(self._watch.fileno())
         with stop.waking(self._watch.wake):
             while stop.times < 2 and not (stop.asked and not self._consumers.out):
-                blocked_for = self._producers.blocked_for
-                reads = blocked_for is None and not stop.asked
-                poller.register(receive, zmq.POLLIN if reads else 0)
-                poller.register(send, zmq.POLLIN | zmq.POLLOUT if self._consumers.blocked else zmq.POLLIN)
-                ready = self._ready(poller, blocked_for)
-                if news in ready:
+                reads = self._producers.blocked_for is None and not stop.asked
+                waits = send.ready or monitor.ready or (reads and receive.ready)
+                news = self._network.poll(0 if waits else self._idle_for)
+                if news:
                     self._consumers.look_again()
-                if news in ready or not ready:
-                    self._watch.wait(0)  # before the look; without news, it watches the folder that is there now
-                self._consumers.settle(readable=bool(ready.get(send, 0) & zmq.POLLIN))
-                self._producers.serve(readable=receive in ready)
-                self._monitor.serve(readable=monitor in ready)
+                if news is not False:
+                    self._watch.wait(
+                        0
+                    )  # before the look; where nothing happens, it watches the folder that is there now
+                self._consumers.settle(readable=bool(send.ready))
+                self._producers.serve(reads=reads)
+                self._network.flush()  # before the search for messages, which takes longer
+                self._monitor.serve()
                 if not stop.asked:
                     self._consumers.deliver()
                 if self._rereads:
                     self._read_keys()
 
-    def _ready(self, poller: zmq.Poller, blocked_for: float | None) -> dict[Any, int]:
-        """Wait until there is something to do; return what is ready, and for what."""
-        seconds = self._consumers.idle_for if blocked_for is None else min(self._consumers.idle_for, blocked_for)
-        return dict(poller.poll(ceil(seconds * 1000)))
+    @property
+    def _idle_for(self) -> float:
+        """Seconds until there is something to do without news."""
+        blocked_for = self._producers.blocked_for
+        return self._consumers.idle_for if blocked_for is None else min(self._consumers.idle_for, blocked_for)
 
     def _read_keys(self) -> None:
+        """Read the keys again, and end the connections of those whose key is not there any more."""
         self._rereads = False
         if self._keys is not None:
-            try:
-                self._keys.read()
-                log.warning("the keys were read again")
-            except ConfigError as error:
-                log.warning("the keys were not read again, and those of before count: %s", error)
+            self._keys.read()
+            log.warning("the keys were read again")
+            for name, socket in self._sockets.items():
+                for peer in list(socket.peers):
+                    if peer.key and self._keys.name(name, peer.key) is None:
+                        self._network.drop(peer, "its key was taken away")

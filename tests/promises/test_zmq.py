@@ -50,7 +50,7 @@ def test_what_is_stored_is_answered_with_1_and_an_empty_frame(serving: Served, q
     assert (message.message_class, dict(message.properties)) == ("B", {})
 
 
-@pytest.mark.parametrize("id", [b"", b"\xff\xfe", b"x" * 1_000_000, b"\0", b"1"])
+@pytest.mark.parametrize("id", [b"", b"\xff\xfe", b"x" * 65_536, b"\0", b"1"])
 def test_the_id_names_the_answer_whatever_it_is(serving: Served, id: bytes) -> None:
     assert serving.ask(id, b"", b"body") == [id, b"1", b""]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,7 @@ from dropq import Queue, Root
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
 
-from zeromq import ANY, PATIENCE  # noqa: E402
-
-BIND = ("--receive", ANY, "--send", ANY, "--monitor", ANY)
+from zeromq import PATIENCE, commanded  # noqa: E402
 
 
 @pytest.fixture
@@ -35,19 +31,6 @@ def root(tmp_path: Path) -> Root:
 def queue(root: Root) -> Queue:
     """The queue of the root."""
     return root.queue("orders")
-
-
-@contextmanager
-def command(root: Root, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """Run `dropq serve`; yield the process, and where its sockets are bound."""
-    argv = [sys.executable, "-m", "dropq", "--root", str(root.path), "serve", "orders", "--zmq", *BIND, *options]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            said = server.stdout.readline().rstrip("\n").split("\t")
-            yield server, dict(zip(("queue", "receive", "send", "monitor"), said, strict=True))
-        finally:
-            server.kill()
 
 
 @pytest.fixture
@@ -110,7 +93,7 @@ def test_without_pyzmq_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_term_signal_under_load_returns_nothing_that_is_acked_in_time(root: Root, queue: Queue, connect: Any) -> None:
-    with command(root, "--in-flight", "20", "--ack-timeout", "5s", "--max-size", "1m") as (server, bound):
+    with commanded(root, "--in-flight", "20", "--ack-timeout", "5s", "--max-size", "1m") as (server, bound):
         producer, consumer = connect(zmq.DEALER, bound["receive"]), connect(zmq.ROUTER, bound["send"])
         for number in range(300):
             producer.send_multipart([b"%d" % number, b"", b"%d" % number])
@@ -151,7 +134,7 @@ def connect_takes(address: str, connect: Any) -> bool:
 
 def test_a_second_signal_returns_at_once_what_is_out(root: Root, queue: Queue, connect: Any) -> None:
     queue.send(b"body")
-    with command(root, "--ack-timeout", "10m") as (server, bound):
+    with commanded(root, "--ack-timeout", "10m") as (server, bound):
         connect(zmq.ROUTER, bound["send"]).recv_multipart()
         server.send_signal(signal.SIGTERM)
         until(lambda: not connect_takes(bound["receive"], connect), "the server to read no more")
@@ -163,13 +146,13 @@ def test_a_second_signal_returns_at_once_what_is_out(root: Root, queue: Queue, c
 
 def test_what_a_killed_server_held_comes_to_the_next(root: Root, queue: Queue, connect: Any) -> None:
     queue.send_many([b"a", b"b", b"c"])
-    with command(root, "--ack-timeout", "10m") as (server, bound):
+    with commanded(root, "--ack-timeout", "10m") as (server, bound):
         consumer = connect(zmq.ROUTER, bound["send"])
         for _ in range(3):
             consumer.recv_multipart()
         server.kill()
         server.wait()
-    with command(root) as (_, bound):
+    with commanded(root) as (_, bound):
         consumer = connect(zmq.ROUTER, bound["send"])
         assert sorted(consumer.recv_multipart()[-1] for _ in range(3)) == [b"a", b"b", b"c"]
 
@@ -178,7 +161,7 @@ def test_scripts_make_and_read_messages_of_many_parts(
     root: Root, queue: Queue, run: Run, connect: Any, tmp_path: Path
 ) -> None:
     assert run("send", "orders", "-p", "zmq_parts=5-2", input="head\nx\n").code == 0
-    with command(root, "--ack-timeout", "10m") as (server, bound):
+    with commanded(root, "--ack-timeout", "10m") as (server, bound):
         *_, delimiter, first, second = connect(zmq.ROUTER, bound["send"]).recv_multipart()
         assert (delimiter, first, second) == (b"", b"head\n", b"x\n")
         server.kill()
@@ -189,5 +172,5 @@ def test_scripts_make_and_read_messages_of_many_parts(
     assert run("work", "orders", "--until-empty", "--", "sh", "-c", f"cat > '{out}'").code == 0
     assert out.read_bytes() == b"head\nx\n"
     assert run("replay", "orders", "--yes").code == 0
-    with command(root) as (_, bound):
+    with commanded(root) as (_, bound):
         assert connect(zmq.ROUTER, bound["send"]).recv_multipart()[4:] == [b"", b"head\n", b"x\n"]

@@ -18,6 +18,7 @@ pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zm
 from dropq.zmq import wire
 from dropq.zmq.consumers import Consumers
 from dropq.zmq.producers import Producers
+from dropq.zmq.sockets import answered
 from torture import zeromq, zeromq_crashes
 
 
@@ -132,7 +133,8 @@ def test_a_server_that_answers_before_it_stores_is_seen(tmp_path: Path, monkeypa
 
     def answer_first(self: Producers) -> None:
         for asked in self._asked:
-            self._answer(asked.peer, wire.stored(asked.id))
+            answered(asked.peer, wire.stored(asked.id))
+        self._socket.network.flush()
         time.sleep(0.05)  # a dying process sends nothing more
         store(self)
 

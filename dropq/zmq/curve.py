@@ -1,0 +1,158 @@
+"""CURVE, by which a server and its clients know each other, and hide from others what they say (RFC 25, 26 of ZeroMQ).
+
+The cryptography is libsodium's, as pyzmq has it. Invariant: a client is let in only with a key that is allowed at the
+end of its handshake; what it sends after that is opened in the order in which it was sent, or ends its connection.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from dropq.errors import ConfigError, DropqError
+
+#: Bytes of a key, and of what a box adds.
+KEY, MAC = 32, 16
+
+
+class Broken(DropqError):
+    """Raised where a peer breaks the protocol, or is not let in: its connection has to end."""
+
+
+@cache
+def _sodium() -> Any:
+    """Return libsodium: what pyzmq was linked with, else the system's."""
+    import ctypes.util
+
+    from zmq.backend.cython import _zmq
+
+    for path in (_zmq.__file__, ctypes.util.find_library("sodium")):
+        library = ctypes.CDLL(path) if path else None
+        if hasattr(library, "crypto_box_open_easy_afternm"):
+            return library
+    raise ConfigError("--keys needs libsodium, and neither pyzmq nor the system has it")
+
+
+def _box(text: bytes, nonce: bytes, *keys: bytes) -> bytes:
+    """Return a box: from a secret key to a public one, or by what both have made of them."""
+    box = ctypes.create_string_buffer(len(text) + MAC)
+    make = _sodium().crypto_box_easy if len(keys) == 2 else _sodium().crypto_box_easy_afternm
+    if make(box, text, ctypes.c_ulonglong(len(text)), nonce, *keys):
+        raise Broken("its key is none")
+    return box.raw
+
+
+def _open(box: bytes, nonce: bytes, *keys: bytes) -> bytes:
+    """Open a box, by the keys of the one who made it and of us, or by what both have made of them."""
+    text = ctypes.create_string_buffer(max(len(box) - MAC, 0) + 1)
+    undo = _sodium().crypto_box_open_easy if len(keys) == 2 else _sodium().crypto_box_open_easy_afternm
+    if len(box) < MAC or undo(text, box, ctypes.c_ulonglong(len(box)), nonce, *keys):
+        raise Broken("it does not have the keys that it says")
+    return text.raw[: len(box) - MAC]
+
+
+def check(public: bytes, secret: bytes) -> bool:
+    """Return whether keys are a pair; the first use of libsodium."""
+    found = ctypes.create_string_buffer(KEY)
+    return len(secret) == KEY and not _sodium().crypto_scalarmult_base(found, secret) and found.raw == public
+
+
+class Curve:
+    """The server's side of one connection.
+
+    Args:
+        public, secret: the keys of the server.
+        name_of: returns the name of a public key, or None if nobody may come in with it.
+
+    Attributes:
+        key, name: the public key of the client, and its name, once it has come in.
+    """
+
+    def __init__(self, public: bytes, secret: bytes, name_of: Callable[[bytes], str | None]) -> None:
+        self._public = public
+        self._secret = secret
+        self._name_of = name_of
+        self._cookie = b""
+        self._client = b""  # the key that the client made for this connection
+        self._own = b""  # and the secret one that the server made for it
+        self._shared = b""
+        self._sent = self._seen = 0
+        self.key = b""
+        self.name = "without a key"
+
+    def shake(self, name: bytes, command: bytes, properties: bytes) -> tuple[bytes, bytes | None]:
+        """Answer a command of the handshake.
+
+        Args:
+            name: of the command.
+            command: all of it.
+            properties: what the server says of itself.
+
+        Returns:
+            The answer, and what the client says of itself, once it is let in.
+
+        Raises:
+            Broken: it is not let in.
+        """
+        if name == b"HELLO" and not self._cookie and len(command) == 200:
+            return self._welcome(command), None
+        if name == b"INITIATE" and self._cookie and not self._shared and len(command) >= 257:
+            return self._ready(command, properties)
+        raise Broken(f"it sends {name!r:.80} where a handshake has to go on")
+
+    def _welcome(self, hello: bytes) -> bytes:
+        self._client, nonce = hello[80:112], hello[112:120]
+        self._seen = int.from_bytes(nonce)
+        if hello[6:8] != b"\1\0" or any(_open(hello[120:], b"CurveZMQHELLO---" + nonce, self._client, self._secret)):
+            raise Broken("its HELLO is none")
+        public, secret = ctypes.create_string_buffer(KEY), ctypes.create_string_buffer(KEY)
+        _sodium().crypto_box_keypair(public, secret)
+        self._own, self._cookie, nonce = secret.raw, os.urandom(96), os.urandom(16)
+        box = _box(public.raw + self._cookie, b"WELCOME-" + nonce, self._client, self._secret)
+        return b"\7WELCOME" + nonce + box
+
+    def _ready(self, initiate: bytes, properties: bytes) -> tuple[bytes, bytes]:
+        self._see(initiate[105:113])
+        text = _open(initiate[113:], b"CurveZMQINITIATE" + initiate[105:113], self._client, self._own)
+        key, said = text[:KEY], text[128:]
+        vouch = _open(text[48:128], b"VOUCH---" + text[32:48], key, self._own)
+        known = hmac.compare_digest(initiate[9:105], self._cookie)
+        name = self._name_of(key)
+        if not known or not hmac.compare_digest(vouch, self._client + self._public) or name is None:
+            raise Broken("its key is not allowed")
+        shared = ctypes.create_string_buffer(KEY)
+        _sodium().crypto_box_beforenm(shared, self._client, self._own)
+        self._shared, self.key, self.name = shared.raw, key, name
+        nonce = self._nonce()
+        return b"\5READY" + nonce + _box(properties, b"CurveZMQREADY---" + nonce, self._shared), said
+
+    def boxed(self, flags: int, frame: bytes) -> bytes:
+        """Return a frame as it is sent."""
+        nonce = self._nonce()
+        return b"\7MESSAGE" + nonce + _box(bytes((flags,)) + frame, b"CurveZMQMESSAGES" + nonce, self._shared)
+
+    def opened(self, message: bytes) -> tuple[int, bytes]:
+        """Return the flags and the bytes of a frame that was sent.
+
+        Raises:
+            Broken: it was not sent by the client, or was sent before.
+        """
+        self._see(message[8:16])
+        text = _open(message[16:], b"CurveZMQMESSAGEC" + message[8:16], self._shared)
+        if not message.startswith(b"\7MESSAGE") or not text:
+            raise Broken("it sends no MESSAGE")
+        return text[0], text[1:]
+
+    def _see(self, nonce: bytes) -> None:
+        number = int.from_bytes(nonce)
+        if len(nonce) != 8 or number <= self._seen:
+            raise Broken("it sends a number twice")
+        self._seen = number
+
+    def _nonce(self) -> bytes:
+        self._sent += 1
+        return self._sent.to_bytes(8)

@@ -1,0 +1,453 @@
+"""What a client can do to a server over ZeroMQ: not end it, not fill its memory, not keep others out for long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import shutil
+import signal
+import socket as sockets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import until, where
+
+from dropq import Queue, Root
+from dropq.storage.files import Storage
+
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
+
+from test_zmq import Certificates  # noqa: E402
+from zeromq import ANY, GREETING, PING, Raw, Served, commanded, framed, served  # noqa: E402
+
+from dropq.zmq import monitor, server, zmtp  # noqa: E402
+from dropq.zmq import sockets as network  # noqa: E402
+from dropq.zmq.keys import is_private  # noqa: E402
+from dropq.zmq.server import Terms  # noqa: E402
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    """A queue."""
+    return Root.create(tmp_path / "root").create_queue("orders", redelivery_delay=0, durability="none")
+
+
+@pytest.fixture
+def serving(queue: Queue) -> Iterator[Served]:
+    """A server of the queue."""
+    with served(queue) as serving:
+        yield serving
+
+
+MESSAGE = framed(b"id", b"", b"body")
+STORED = [b"id", b"1", b""]
+
+
+def memory(serving: Served, name: str = "receive") -> int:
+    """Return the bytes that a socket keeps for its peers."""
+    return sum(peer.size for peer in list(serving.server._sockets[name].peers))
+
+
+# -- the end of a server -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "message"),
+    [
+        ("receive", b"DEALER", MESSAGE),
+        ("send", b"ROUTER", framed(b"key", b"1")),
+        ("monitor", b"DEALER", framed(b"", b"MONITOR")),
+    ],
+)
+def test_no_client_ends_a_server_by_signs_of_life_among_messages(
+    queue: Queue, name: str, type: bytes, message: bytes
+) -> None:
+    with commanded(queue.root) as (process, bound):
+        for number in range(40):
+            client = Raw(bound[name], type)
+            client.say(message * 60 + PING + message * 3)
+            client.reset() if number % 2 else client.connection.close()
+        last = Raw(bound["receive"])
+        last.say(MESSAGE)
+        assert last.message() == STORED
+        assert process.poll() is None
+
+
+def test_what_a_client_sent_before_it_ended_is_stored(serving: Served, queue: Queue) -> None:
+    for number in range(20):
+        client = Raw(serving.bound["receive"])
+        client.say(b"".join(framed(b"id", b"", b"%d" % (100 * number + at)) for at in range(100)))
+        client.connection.close()
+    until(lambda: queue.counts()["target"] == 2000, "all to be stored")
+    assert sorted(map(int, where(queue)["target"])) == list(range(2000))
+
+
+def test_signs_of_life_are_answered_while_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", durability="full")
+    goes_on, synced = threading.Event(), threading.Event()
+    sync = Storage.sync
+
+    def slow(self: Storage, *folders: str) -> None:
+        synced.set()
+        assert goes_on.wait(60)
+        sync(self, *folders)
+
+    with served(queue) as serving:
+        client, other = Raw(serving.bound["receive"]), Raw(serving.bound["send"], b"ROUTER")
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "sync", slow)
+            client.say(MESSAGE)
+            assert synced.wait(60)
+            for raw in (client, other):
+                raw.say(b"\4\x0b\4PING\0\1text")
+                assert raw.frame() == (4, b"\4PONGtext")
+            goes_on.set()
+            assert client.message() == STORED
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_whose_machine_died_is_answered_when_it_comes_again_with_its_identity(serving: Served) -> None:
+    Raw(serving.bound["receive"], identity=b"shop-1")  # and says nothing more, nor that it ends
+    again = serving.producer(routing_id=b"shop-1")
+    for number in (b"1", b"2"):
+        again.send_multipart([number, b"", b"body"])
+        assert again.recv_multipart() == [number, b"1", b""]
+
+
+def test_an_answer_reaches_who_came_again_with_its_identity_and_its_key_alone() -> None:
+    net = network.Network()
+    try:
+        socket = net.make("receive", most=1000, hwm=10)
+        address = net.bind(socket, ANY)
+        first = Raw(address, None)
+        old = _let_in(net, socket, first, b"shop-1")
+        first.say(MESSAGE)
+        assert _taken(net, socket) is old
+        first.reset()
+        while not old.has_ended:
+            net.poll(1)
+        stranger, same = Raw(address, None), Raw(address, None)
+        theirs = _let_in(net, socket, stranger, b"shop-1")
+        socket.named.pop(theirs.identity)
+        socket.named[b"another key", b"shop-1"] = theirs
+        network.answered(old, STORED)
+        assert not theirs.unsent
+        _let_in(net, socket, same, b"shop-1")
+        network.answered(old, STORED)
+        net.flush()
+        assert same.message() == STORED
+    finally:
+        net.close()
+
+
+def _let_in(net: network.Network, socket: network.Socket, client: Raw, identity: bytes) -> network.Peer:
+    """Shake hands in the thread of the test."""
+    body = b"\5READY\x0bSocket-Type\0\0\0\6DEALER\x08Identity" + len(identity).to_bytes(4) + identity
+    client.say(GREETING + bytes([4, len(body)]) + body)
+    while True:
+        net.poll(0.01)
+        for peer in socket.peers:
+            if peer.talk.is_open and peer.connection.getpeername() == client.connection.getsockname():
+                net.flush()
+                assert client.hear(64)[:1] == b"\xff"
+                client.frame()
+                return peer
+
+
+def _taken(net: network.Network, socket: network.Socket) -> network.Peer:
+    while (got := network.received(socket)) is None:
+        net.poll(1)
+    return got[0]
+
+
+def test_a_producer_that_reads_no_answers_is_read_no_more_and_gets_them_all_later(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "UNREAD", 10_000)
+    with served(queue) as serving:
+        client = Raw(serving.bound["receive"])
+        id, count = b"i" * 60_000, 300
+
+        def send() -> None:
+            for _ in range(count):
+                client.say(framed(id, b"", b"x"))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        peak = 0
+        for _ in range(20):
+            assert serving.ask(b"id", b"", b"body") == STORED
+            peak = max(peak, memory(serving))
+        for _ in range(count):
+            assert client.message() == [id, b"1", b""]
+            peak = max(peak, memory(serving))
+        sender.join()
+        assert peak < 2 << 20, "of 18 MB"
+    assert queue.counts()["target"] == count + 20
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_asks_whether_the_machine_of_a_client_is_there(serving: Served) -> None:
+    clients = [Raw(serving.bound[name], type) for name, type in (("receive", b"DEALER"), ("send", b"ROUTER"))]
+    for name in ("receive", "send"):
+        (peer,) = serving.server._sockets[name].peers
+        assert peer.connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE)
+        assert 0 < peer.connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT) <= 60_000
+    assert len(clients) == 2
+
+
+def test_a_consumer_that_gives_no_sign_of_life_is_let_go(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(network, "HEARTBEAT_TIMEOUT", 1.0)
+    with served(queue) as serving:
+        alive = serving.consumer()
+        assert Raw(serving.bound["send"], b"ROUTER").has_ended()
+        queue.send(b"body")
+        assert alive.recv_multipart()[-1] == b"body"
+
+
+@pytest.mark.parametrize("said", [b"", GREETING[:20], GREETING])
+def test_who_does_not_say_who_it_is_is_let_go(queue: Queue, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(network, "HANDSHAKE", 0.1)
+    with served(queue) as serving:
+        client = Raw(serving.bound["receive"], None)
+        client.say(said)
+        assert client.has_ended()
+
+
+def limited(number: int) -> Any:
+    """Return what a process does first, so that it has a number of descriptors."""
+    return partial(resource.setrlimit, resource.RLIMIT_NOFILE, (number, number))
+
+
+@pytest.mark.parametrize("name", ["monitor", "receive"])
+def test_connections_alone_do_not_keep_messages_from_going_out(queue: Queue, name: str) -> None:
+    queue.send_many([b"body"] * 50)
+    with commanded(queue.root, preexec_fn=limited(128)) as (process, bound), zmq.Context() as context:
+        clients = [_tried(bound[name]) for _ in range(200)]
+        with context.socket(zmq.ROUTER) as consumer:
+            consumer.linger = 0
+            consumer.connect(bound["send"])
+            for _ in range(50):
+                peer, key, *_ = consumer.recv_multipart()
+                consumer.send_multipart([peer, key, b"1"])
+            until(lambda: queue.counts()["processed"] == 50, "the acks")
+        before = _processor_time(process.pid)
+        time.sleep(1)
+        assert _processor_time(process.pid) - before < 0.3, "it waits, and does not try again and again"
+        for client in clients:
+            client.close()
+        last = Raw(bound[name])
+        last.say(MESSAGE if name == "receive" else framed(b"", b"MONITOR"))
+        assert last.message()
+        process.send_signal(signal.SIGTERM)
+        assert f"{name}: others wait for a connection: it has 26 connections" in process.communicate()[1]
+
+
+def _tried(address: str) -> sockets.socket:
+    """Begin to connect, and greet, as far as the server lets us."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    client = sockets.socket()
+    client.setblocking(False)
+    client.connect_ex((host, int(port)))
+    select.select([], [client], [], 0.01)
+    with suppress(OSError):
+        client.send(GREETING + b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER")
+    return client
+
+
+def _processor_time(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def test_before_it_is_let_in_nobody_has_more_than_a_command(serving: Served) -> None:
+    for said in (GREETING + b"\6" + (1 << 20).to_bytes(8), GREETING + b"\2" + (1 << 62).to_bytes(8), b"GET / HTTP"):
+        client = Raw(serving.bound["receive"], None)
+        client.say(said)
+        assert client.has_ended()
+    assert serving.ask(b"id", b"", b"body") == STORED
+
+
+def test_half_a_message_has_no_more_than_a_message(queue: Queue) -> None:
+    with served(queue, max_size=100_000) as serving:
+        for name, type in (("send", b"ROUTER"), ("receive", b"DEALER"), ("monitor", b"DEALER")):
+            client = Raw(serving.bound[name], type)
+            peak = 0
+            for frame in (bytes((1, 0)), b"\3" + (50_000).to_bytes(8) + bytes(50_000)):
+                for _ in range(200):
+                    client.say(frame)
+                    peak = max(peak, memory(serving, name))
+            assert peak < 100_000 + 2 * zmtp.ID + 2 * zmtp.CHUNK + 1003 * zmtp.FRAME
+        assert serving.ask(b"id", b"", b"body") == STORED
+
+
+def test_a_message_that_is_too_long_is_answered_however_long_it_is(queue: Queue) -> None:
+    with served(queue, max_size=1000) as serving:
+        client = Raw(serving.bound["receive"])
+        for parts in ([b"x" * 3_000_000], [b"x" * 60_000] * 50, [b""] * 100_000):
+            client.say(framed(b"id", b"", *parts))
+            id, status, _, why = client.message()
+            assert (id, status) == (b"id", b"0")
+            assert why == b"the message has more than 1000 bytes, or 1000 frames"
+        client.say(MESSAGE)
+        assert client.message() == STORED
+    assert where(queue) == {"target": [b"body"]}
+
+
+def test_an_id_and_headers_are_bounded(serving: Served) -> None:
+    id, status, _, why = serving.ask(b"i" * 70_000, b"", b"body")
+    assert (id, status) == (b"i" * 65_536, b"0")
+    assert why == b"the id and the headers have 70000 bytes: at most 65536 are allowed"
+    assert serving.ask(b"id", *[b"h" * 1000] * 66, b"", b"body")[1] == b"0"
+
+
+def test_connections_share_memory_and_who_stops_in_a_message_loses_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "POOL", 1 << 20)
+    monkeypatch.setattr(network, "STALL", 1.0)
+    big = framed(b"id", b"", b"x" * 2_000_000)
+    with served(queue, max_size=2_000_000) as serving:
+        stops = [Raw(serving.bound["receive"]) for _ in range(5)]
+        for client in stops:
+            client.say(big[:300_000])
+        assert serving.ask(b"id", b"", b"small") == STORED, "what is small needs nothing of the pool"
+        goes_on = Raw(serving.bound["receive"])
+        goes_on.say(big)
+        assert goes_on.message() == STORED
+        assert memory(serving) < (1 << 20) + 2_000_000 + 2 * zmtp.REST + 7 * network.ALLOWANCE
+
+
+def test_what_consumers_do_not_read_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "POOL", 3_000_000)
+    queue.send_many([b"x" * 1_000_000] * 40)
+    with served(queue, ack_timeout=600) as serving:
+        lazy = [Raw(serving.bound["send"], b"ROUTER") for _ in range(40)]
+        until(lambda: serving.server._consumers.blocked, "no more to go out")
+        assert memory(serving, "send") <= 3_000_000 + 1_000_000 + 41 * network.ALLOWANCE
+        assert len(lazy[0].message()[-1]) == 1_000_000
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_the_monitor_without_end_holds_up_nobody(serving: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = serving.connect(zmq.DEALER, "monitor")
+    asks.send_multipart([b"", b"MONITOR"])
+    assert asks.recv_multipart()[1].startswith(b"messages: ")
+    (peer,) = serving.server._sockets["monitor"].peers
+    endless = peer, zmtp.Got([b"", b"x"], True, 1)
+    monkeypatch.setattr(monitor, "received", lambda socket: endless)
+    serving.server._monitor.serve()
+    monkeypatch.undo()
+    assert serving.ask(b"id", b"", b"body") == STORED
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_key_lets_nobody_in_and_keeps_nobody_out(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Certificates(tmp_path / "keys")
+    good = keys.make("producers")
+    folder = tmp_path / "keys" / "producers"
+    (folder / "empty.key").touch()
+    (folder / "folder.key").mkdir()
+    os.mkfifo(folder / "fifo.key")
+    (folder / "latin.key").write_bytes(b'# M\xfcller\npublic-key = "\xfc"\n')
+    (folder / "short.key").write_text("public-key\n")
+    (folder / "none.key").write_text(f'public-key = "{"~" * 40}"\n')
+    with served(queue, keys=str(keys.folder)) as serving:
+        producer = serving.producer(**good)
+        producer.send_multipart([b"id", b"", b"body"])
+        assert producer.recv_multipart() == STORED
+        for name in ("empty", "folder", "fifo", "latin", "short", "none"):
+            assert f"producers/{name}.key is no public key, and lets nobody in: " in caplog.text
+
+
+@pytest.mark.parametrize("how", ["file", "bad file", "folder"])
+def test_a_key_that_is_taken_away_lets_in_no_more_and_ends_its_connections(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    keys = Certificates(tmp_path / "keys")
+    mine = keys.make("producers")
+    folder = tmp_path / "keys" / "producers"
+    with served(queue, keys=str(keys.folder)) as serving:
+        producer = serving.producer(**mine)
+        producer.send_multipart([b"id", b"", b"body"])
+        assert producer.recv_multipart() == STORED
+        if how == "folder":
+            shutil.rmtree(folder)
+        else:
+            (folder / "me.key").unlink()
+            (folder / "other.key").write_text("half" if how == "bad file" else "")
+        serving.server.reread_keys()
+        until(lambda: not serving.server._sockets["receive"].peers, "its connection to end")
+        producer.send_multipart([b"id", b"", b"body"])
+        assert producer.poll(300) == 0
+        assert "the keys were read again" in caplog.text
+    assert where(queue) == {"target": [b"body"]}
+
+
+# -- PZQ's own monitor -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def by_default(queue: Queue, monkeypatch: pytest.MonkeyPatch, path: Path) -> Iterator[Served]:
+    """Serve a queue where nothing is said of the monitor."""
+    monkeypatch.setattr(Terms, "monitor", ANY)
+    monkeypatch.setattr(server, "PZQ_MONITOR", f"ipc://{path}")
+    with served(queue) as serving:
+        yield serving
+
+
+def test_by_default_the_monitor_is_also_where_pzq_has_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import tempfile
+
+    assert server.PZQ_MONITOR == "ipc:///tmp/pzq-monitor"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pzq-monitor")
+        with sockets.socket(sockets.AF_UNIX) as dead:
+            dead.bind(str(path))  # a server that was killed leaves it
+        with by_default(queue, monkeypatch, path) as first:
+            found = os.lstat(path)
+            assert stat.S_IMODE(found.st_mode) & 0o077 == 0
+            with caplog.at_level(logging.INFO), by_default(queue, monkeypatch, path) as second:
+                assert "another server uses it" in caplog.text
+                assert second.figures()["queue"] == "orders"
+            assert os.lstat(path).st_ino == found.st_ino
+            first.bound["monitor"] = f"ipc://{path}"
+            assert first.figures()["queue"] == "orders"
+        assert not path.exists()
+        path.write_text("of somebody else")
+        with by_default(queue, monkeypatch, path) as serving:
+            assert serving.figures()["queue"] == "orders"
+        assert path.read_text() == "of somebody else"
+
+
+def test_an_ipc_socket_is_private_in_a_sticky_folder(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s").chmod(0o1777)
+    assert is_private(f"ipc://{tmp_path}/s/socket")
+    (tmp_path / "s").chmod(0o777)
+    assert not is_private(f"ipc://{tmp_path}/s/socket")
