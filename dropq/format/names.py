@@ -9,6 +9,7 @@ Invariant: parsing never raises and never logs, and `parse(write(parse(x)))` is 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ ID_LIMIT = 100  #: bytes of an encoded message id
 NAME_MAX = 255  #: bytes of the longest file name that common file systems allow
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
 SHARED_BUDGET = NAME_MAX - PREFIX_LIMIT  #: the budget where a DropboxMQ, which reads no sidecars, shares the queue
+BUNDLE_MARK = 6  #: digits that the copy marks of all parts of one bundle begin with, where another may have its id
+COPY_MARK = 10  #: random digits of a copy mark
 MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; dropq writes none that is longer
 CLASSES = "MBSPOT"
 
@@ -527,6 +530,21 @@ def order(name: Name, arrival: int) -> tuple[int, str, str]:
     """
     time = name.id[:16] if name.generated else f"{name.since or arrival:013d}000"
     return -name.priority, time, file_name(name)
+
+
+def bundle_mark(name: Name) -> str:
+    """Return what the copy marks of all parts of a bundle begin with, if another bundle may have its id; else ""."""
+    return name.copy[:BUNDLE_MARK] if _MARK.fullmatch(name.copy) else ""
+
+
+def copy_mark(name: Name) -> str:
+    """Return a mark that no other file has; a part of a bundle keeps what tells it from those of another one."""
+    return bundle_mark(name) + random_hex(COPY_MARK)
+
+
+def random_hex(digits: int) -> str:
+    """Return so many random hexadecimal digits, an even number."""
+    return os.urandom(digits // 2).hex()
 
 
 def identity(name: Name, arrival: int) -> tuple[str, int]:

@@ -1009,7 +1009,7 @@ class Transitions:
         if name.generated and not chosen:
             return name
         is_unique = name.lapsed or name.via  # each by itself
-        return replace(name, foreign=False, copy="" if is_unique else os.urandom(5).hex())
+        return replace(name, foreign=False, copy="" if is_unique else names.copy_mark(name))
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, a unique name last."""
@@ -1036,7 +1036,7 @@ class Transitions:
 
     def marked(self, name: Name) -> Name:
         """Return a name with a mark that no other has."""
-        return replace(name, foreign=False, copy=os.urandom(5).hex())
+        return replace(name, foreign=False, copy=names.copy_mark(name))
 
     # -- moves ---------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dropq.errors import LeaseLost, NoSuchQueue, StorageError
-from dropq.format.claims import Claim
+from dropq.format.claims import Claim, claim_id
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
-from dropq.format.names import Name, identity
+from dropq.format.names import Name
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
@@ -96,7 +96,7 @@ class Offers:
         self._target = view_of(context, depth=context.config.target_queue_depth or context.timing.view_depth)
         self._acks = reading.Listing(context.layout.acks, context.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
-        self._returned: set[tuple[str, str | int]] = set()  # ids, each with the mark of a file, or as `identity` has it
+        self._returned: set[tuple[str, str]] = set()  # ids, each with what tells a file from its twins
         self._returning: list[str] = []  # ids of messages that may be about to come back
         self._unclaimable: set[str] = set()  # files whose claims would have too long a name here
         self._refused: StorageError | None = None
@@ -277,7 +277,8 @@ class Offers:
         """
         sidecars = self._context.sidecars
         claimed = sidecars.parse(message.name)
-        came = message._identity[1]  # before the claim, which knows when a foreign file came, is gone
+        is_marked = claimed.generated or claimed.mark or message.owner is None
+        mark = claimed.mark if is_marked else claim_id(str(message.owner))  # under which it returns if it is lost
         self._returning.append(claimed.id)  # the listing that finds it again composes the view anew
         came_back = CameBack()
         try:
@@ -289,8 +290,8 @@ class Offers:
             elif message.state in WAITING:
                 name = sidecars.parse(message.name)
                 self._returned.add((name.id, name.mark))
-            elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it
-                self._returned.add((claimed.id, claimed.mark) if claimed.generated else (claimed.id, came))
+            elif message.state == "processing":  # lost
+                self._returned.add((claimed.id, mark))
             self._returning.remove(claimed.id)
 
     def has_returned(self, file: MessageFile) -> bool:
@@ -299,8 +300,7 @@ class Offers:
             return False
         name = file.name
         bundle = name.id.removesuffix(f"-{name.record}") if name.record else name.id
-        marks = {(name.id, name.mark), identity(name, file.arrival)}
-        return bundle in self._returning or not marks.isdisjoint(self._returned)
+        return bundle in self._returning or (name.id, name.mark) in self._returned
 
     def expire(self, file: MessageFile) -> bool:
         """Move a message to expired/ if its time is over; return whether it is."""

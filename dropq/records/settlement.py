@@ -18,6 +18,7 @@ from time import monotonic
 from typing import IO, Any, NamedTuple, cast
 
 from dropq.errors import Unavailable
+from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
@@ -81,6 +82,7 @@ class RecordTransitions(Transitions):
         self.parts: list[OwnPart] = []
         self._hand = hand
         self._lease = lease
+        self._bundle_mark = names.random_hex(names.BUNDLE_MARK)
         #: What takes its records, for its holder.
         self.bundle: Any = None
 
@@ -164,7 +166,7 @@ class RecordTransitions(Transitions):
             name = self._counted(claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
             name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
-            own = replace(name, first=_told(number), copy=os.urandom(5).hex())
+            own = replace(name, first=_told(number), copy=names.copy_mark(name))
             earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, place, []))
             later = Part(Goes(own, "target"), Copied(place, None, []))
             return self._settle_as(claim, [earlier, later], heir=later)
@@ -263,6 +265,7 @@ class RecordTransitions(Transitions):
             return_to=name.return_to,
             reason=name.reason,
             copied=name.copied,
+            copy=self._copy_mark(name),
             record=_told(number),
         )
         body = pack(self._hand.format, [settled.data], head=self._hand.head)
@@ -271,7 +274,15 @@ class RecordTransitions(Transitions):
     def _kept_in_order(self, claim: Claim, name: Name) -> Name:
         """Return the name of a part that bears the bundle's id: it is coded, and keeps its place in the order."""
         since = name.since if name.generated else name.since or self._arrival(claim)
-        return replace(name, foreign=False, since=since, copy=os.urandom(5).hex(), records=0, lapsed="", replayed=False)
+        return replace(
+            name, foreign=False, since=since, copy=self._copy_mark(name), records=0, lapsed="", replayed=False
+        )
+
+    def _copy_mark(self, name: Name) -> str:
+        """Return the copy mark of a part: another bundle may have an id that is not a generated one, and its time."""
+        if not name.generated and not names.bundle_mark(name):
+            return self._bundle_mark + names.random_hex(names.COPY_MARK)
+        return names.copy_mark(name)
 
     def _arrival(self, claim: Claim) -> int:
         return claim.arrival or self._move_out(claim, reading.changed_ms)

@@ -209,7 +209,7 @@ def _requeue_whole(
     with error_context("no message was requeued"):
         joining.sweep(context)  # what a process that died was putting together is there again
     wanted, found = _wanted(ids), set[str]()
-    bundles = dict[tuple[str | None, int | str], list[Message]]()
+    bundles = dict[tuple[str | None, str], list[Message]]()
     for message in select(context, state, filter=filter):
         bundle = joining.bundle_of(message)
         known = {message.id, message.name, message.file, bundle or message.id}

@@ -33,6 +33,7 @@ from io import BufferedWriter
 from typing import IO, NamedTuple
 
 from dropq.errors import DropqError
+from dropq.format import names
 from dropq.format.credits import may_have_via
 from dropq.format.joining import DRAFT, DROPPED, WHOLE, JoiningFolder
 from dropq.format.layout import STATES, WITH_REASON
@@ -108,10 +109,10 @@ def bundle_of(message: Message) -> str | None:
     return bundle if bundle and number == str(message.record_number) else None
 
 
-def came(message: Message) -> int:
-    """Return what tells the bundle of a part from others of its id: since when it waits; 0 if no other has the id."""
-    bundle, since = bundle_of(message), message._name.since
-    return 0 if bundle is None or Name(bundle).generated else since
+def came(message: Message) -> str:
+    """Return what tells the bundle of a part from others of its id: since when it waits, and the mark of its parts."""
+    bundle, name = bundle_of(message), message._name
+    return "" if bundle is None or Name(bundle).generated else f"{name.since} {names.bundle_mark(name)}"
 
 
 def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep_expiration: bool = False) -> str:

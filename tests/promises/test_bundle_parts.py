@@ -401,7 +401,7 @@ def test_records_of_two_files_of_one_name_are_not_put_together(make: Make, ids: 
     if ids == ["day.text-3"]:
         assert bodies(queue) == [b"bad\n", b"bad\n"]
     else:
-        assert bodies(queue) == [b"bad 1\nbad\n", b"bad\nbad 2\n"]
+        assert sorted(bodies(queue)) == [b"bad\nbad 2\n", b"bad 1\nbad\n"]
         assert queue.counts()["error"] == 0
 
 
@@ -416,7 +416,26 @@ def test_files_of_one_name_that_were_requeued_in_one_millisecond_are_not_put_tog
             settle(record, rejected=True)
     assert queue.counts()["error"] == 4
     queue.requeue(["day.text"], whole=True)
-    assert bodies(queue) == [b"1\n2\n", b"3\n4\n"]
+    assert sorted(bodies(queue)) == [b"1\n2\n", b"3\n4\n"]
+
+
+def test_bundles_of_one_id_that_came_in_one_millisecond_are_not_put_together_however_often_they_come_back(
+    make: Make,
+) -> None:
+    queue = make(redelivery_delay="0s")
+    for body in (b"1\n2\n3\n", b"4\n5\n6\n"):
+        put(queue, "target", body, id="day", since=1795383089375)
+    for _ in range(2):
+        for record in take(queue).records():
+            record.nack("1h") if record.number == 2 else record.reject("no")
+    for message in queue.browse("delayed"):
+        os.rename(message.path, f"{queue.layout.target}/{message.file}")
+    for _ in range(2):
+        take(queue).nack(0)
+        take(queue).reject("no")
+    assert queue.counts()["error"] == 6
+    assert all(outcome.ok for outcome in queue.requeue(["day"], whole=True))
+    assert sorted(bodies(queue)) == [b"1\n2\n3\n", b"4\n5\n6\n"]
 
 
 def test_two_records_of_a_number_are_both_kept_unless_their_bundle_has_an_id_of_its_own(make: Make) -> None:

@@ -1,8 +1,9 @@
 """Records: crashes, faults and others at work at every call; a record that kills; and a storm of kills at random.
 
-In the storm, two programs send bundles, and four work by records on leases, with many checkpoints. Another takes whole
-messages, sweeps run, and a script moves claims back to target/. Nobody returns a record, so in the end each record was
-archived once, or is in error/ once; where a bundle is archived as it is, both.
+In the storm, two programs send bundles, half of them as files that all have one name, and four work by records on
+leases, with many checkpoints. Another takes whole messages, sweeps run, and a script moves claims back to target/.
+Nobody returns a record, so in the end each record was archived once, or is in error/ once; where a bundle is archived
+as it is, both. Then `requeue --whole` puts those in error/ together: each with those of its own bundle.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BUNDLE, CUTS = 1000, 10
 LEASE = 1.0
 SCRIPT = r"""
 cd "$1/processing" && while :; do
-    for file in *~*; do [ -e "$file" ] && mv "$file" "../target/${file#*~}" 2>/dev/null; sleep 0.3; done
+    for file in *~*; do [ -e "$file" ] && mv -n "$file" "../target/${file#*~}" 2>/dev/null; sleep 0.3; done
 done
 """
 ROLES = (*("work",) * 4, *("send",) * 2, "whole", "sweep", "script")
@@ -142,6 +143,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
     row = Row("storm", kills=whole.kills)
     row.wrong += whole.wrong
     judge(row, whole)
+    judge_wholes(row, queue)
     return row
 
 
@@ -171,6 +173,24 @@ def judge(row: Row, whole: Storm) -> None:
     for folder in staged.iterdir() if staged.exists() else ():
         if left := [name for name in os.listdir(folder) if not (name == "whole" and (folder / name).is_dir())]:
             row.wrong.append(f"{folder.name} has {left}")
+
+
+def judge_wholes(row: Row, queue: Queue) -> None:
+    """Put together what lies in error/: no message may have records of two bundles, and each record is still there."""
+    before = _lying(queue, "error")
+    row.wrong += [f"requeue --whole: {outcome.detail}" for outcome in queue.requeue(whole=True) if not outcome.ok]
+    for message in queue.browse("target"):
+        bundles = {record.rpartition(b":")[0] for record in _RECORD.findall(message.body)}
+        if len(bundles) > 1:
+            row.wrong.append(f"{message.file} has records of {sorted(bundles)}")
+    if _lying(queue, "target", "error") != before:
+        row.wrong.append(f"{before.total()} records were put together as {_lying(queue, 'target').total()}")
+
+
+def _lying(queue: Queue, *states: str) -> Counter[bytes]:
+    """Return the records of the messages in some states."""
+    bodies = [message.body for state in states for message in queue.browse(state)]
+    return Counter(record for body in bodies for record in _RECORD.findall(body))
 
 
 def _records(bundle: str) -> list[str]:
@@ -207,10 +227,25 @@ def _send(queue: Queue, name: str, log: Path, chance: random.Random) -> None:
             number += 1
             notes.write(f"try {bundle}\n")
             lines = [f"{record}{' bad' if chance.random() < 0.05 else ''}\n" for record in _records(bundle)]
-            queue.send("".join(lines), type="text")
+            if chance.random() < 0.5:
+                queue.send("".join(lines), type="text")
+            else:
+                _drop(queue, name, "".join(lines).removesuffix("\n"))
             notes.write(f"sent {bundle}\n")
             while queue.counts()["target"] > WAITING:
                 time.sleep(0.02)
+
+
+def _drop(queue: Queue, name: str, body: str) -> None:
+    """Send a file as a script does, under the name of the one before it, once nothing waits there under that name."""
+    draft = Path(queue.layout.working, f"{name}.text")
+    draft.write_text(body)
+    os.utime(draft, (time.time() - 1,) * 2)  # so that it has settled
+    while True:
+        try:
+            return queue.context.storage.move(str(draft), f"{queue.layout.target}/{name}.text")
+        except FileExistsError:
+            time.sleep(0.02)
 
 
 def _work(queue: Queue, chance: random.Random | None = None) -> None:
