@@ -156,6 +156,11 @@ class Watch:
             self._both.register(self._events.fd, select.EPOLLIN)
         return self._both.fileno()
 
+    @property
+    def waker(self) -> int:
+        """A descriptor for the caller's own poll, which only a wake-up makes readable; `wait(0)` empties it, too."""
+        return self._woken_fd
+
     def begin(self) -> None:
         """Begin a new wait: without events its first pauses are short."""
         self._pause = FIRST_PAUSE

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dropq.api import Queue
 from dropq.errors import DropqError, StorageError
 from dropq.policies.send_limits import MustWait
-from dropq.queue.sender import BATCH, Sent
+from dropq.queue.sender import BATCH, PLAIN, Sent
 from dropq.storage.watch import PAUSE
 from dropq.zmq import wire
 from dropq.zmq.sockets import LOG_EVERY, Peer, Socket, answered, name_of, received
@@ -121,7 +121,7 @@ class Producers:
         sent = list[Sent]()
         failed: DropqError | ValueError | MustWait | None = None
         try:
-            self._queue._send_into(sent, [self._asked[at].message for at in range(count)])
+            self._send(sent, count)
         except MustWait as error:
             self._tries_at = time.monotonic() + PAUSE
             self._log("producers wait: %s", error)
@@ -139,6 +139,19 @@ class Producers:
                 self.stored += 1
                 answered(one.peer, wire.stored(one.id))
         return failed
+
+    def _send(self, sent: list[Sent], count: int) -> None:
+        """Send messages; add what became of each to a list, also where an error ends it."""
+        first = self._asked[0].message
+        if count > 1 or isinstance(first, Mapping):
+            self._queue._send_into(sent, [self._asked[at].message for at in range(count)])
+            return
+        try:  # with less around it: a producer waits for the answer
+            self._queue._to_who_takes(lambda goal: sent.append(goal._send(first, PLAIN)))
+        except StorageError as error:
+            if error.unsynced:
+                sent.append(Sent("", True, self._queue.name))
+            raise
 
     def _refuse(self, peer: Peer, id: bytes, why: str) -> None:
         self.refused += 1

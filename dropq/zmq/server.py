@@ -142,11 +142,12 @@ class Server:
     def run(self, stop: Stop) -> None:
         """Serve until it is asked to stop, and what is out then is settled or over; asked twice, return at once."""
         send, receive, monitor = (self._sockets[name] for name in ("send", "receive", "monitor"))
-        self._network.watch(self._watch.fileno())
         with stop.waking(self._watch.wake):
             while stop.times < 2 and not (stop.asked and not self._consumers.out):
                 reads = self._producers.blocked_for is None and not stop.asked
                 waits = send.ready or monitor.ready or (reads and receive.ready)
+                # While no consumer takes anything, what comes into target/ is no news, and each message would be a round.
+                self._network.watch(self._watch.waker if self._consumers.blocked else self._watch.fileno())
                 news = self._network.poll(0 if waits else self._idle_for)
                 if news:
                     self._consumers.look_again()

@@ -142,6 +142,7 @@ class Network:
         self._logs_at = dict[str, float]()
         self._later = list[tuple[selectors.SelectorKey, int]]()
         self._paths = dict[str, int]()
+        self._watched: int | None = None
         self._lock = threading.RLock()
         self._left_at: float | None = time.monotonic()  # when the thread that serves went away
         self._closed = threading.Event()
@@ -188,8 +189,12 @@ class Network:
         return bound
 
     def watch(self, fd: int) -> None:
-        """Let `poll` return when a descriptor of others can be read."""
-        self._selector.register(fd, _READ)
+        """Let `poll` return when a descriptor of others can be read, and no longer when the one before can."""
+        if fd != self._watched:
+            if self._watched is not None:
+                self._selector.unregister(self._watched)
+            self._selector.register(fd, _READ)
+            self._watched = fd
 
     def close(self) -> None:
         """Let what was sent leave, and close all."""
