@@ -146,7 +146,7 @@ class Server:
             while stop.times < 2 and not (stop.asked and not self._consumers.out):
                 reads = self._producers.blocked_for is None and not stop.asked
                 waits = send.ready or monitor.ready or (reads and receive.ready)
-                # While no consumer takes anything, what comes into target/ is no news, and each message would be a round.
+                # While no consumer takes anything, what comes into target/ is no news, and would be a round each time.
                 self._network.watch(self._watch.waker if self._consumers.blocked else self._watch.fileno())
                 news = self._network.poll(0 if waits else self._idle_for)
                 if news:

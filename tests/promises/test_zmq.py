@@ -263,6 +263,23 @@ def test_without_a_consumer_nothing_is_claimed(serving: Served, queue: Queue) ->
     assert queue.counts()["target"] == 2
 
 
+def test_a_message_of_a_lone_producer_takes_one_round(serving: Served) -> None:
+    assert serving.ask(b"id", b"", b"body")[1] == b"1"
+    rounds, producer = 0, serving.producer()
+    settle = serving.server._consumers.settle
+
+    def counted(*, readable: bool) -> None:
+        nonlocal rounds
+        rounds += 1
+        settle(readable=readable)
+
+    serving.server._consumers.settle = counted  # type: ignore[method-assign]
+    for number in range(200):
+        producer.send_multipart([b"%d" % number, b"", b"body"])
+        assert producer.recv_multipart()[1] == b"1"
+    assert rounds < 300
+
+
 @pytest.mark.parametrize("waiting", [0, 5])
 def test_a_server_that_has_nothing_to_do_takes_no_time(serving: Served, queue: Queue, waiting: int) -> None:
     queue.send_many([b"body"] * waiting)
