@@ -172,8 +172,13 @@ class Raw:
     """A client that says what it likes, byte by byte."""
 
     def __init__(self, address: str, type: bytes | None = b"DEALER", identity: bytes = b"") -> None:
-        host, port = address.removeprefix("tcp://").rsplit(":", 1)
-        self.connection = sockets.create_connection((host, int(port)), PATIENCE / 1000)
+        if address.startswith("ipc://"):
+            self.connection = sockets.socket(sockets.AF_UNIX)
+            self.connection.settimeout(PATIENCE / 1000)
+            self.connection.connect(address.removeprefix("ipc://"))
+        else:
+            host, port = address.removeprefix("tcp://").rsplit(":", 1)
+            self.connection = sockets.create_connection((host, int(port)), PATIENCE / 1000)
         if type is not None:
             self.say(GREETING)
             said = {b"Socket-Type": type, b"Identity": identity}

@@ -23,8 +23,9 @@ from torture import zeromq, zeromq_crashes
 
 
 def test_what_was_answered_is_there_once_whoever_dies_or_ends_over_zeromq(tmp_path: Path) -> None:
-    storm, ends, crashes = zeromq.run(Options(tmp_path, seed=1, long=False))
-    assert storm.wrong + ends.wrong + crashes.wrong == []
+    storm, ends, strangers, crashes = zeromq.run(Options(tmp_path, seed=1, long=False))
+    assert storm.wrong + ends.wrong + strangers.wrong + crashes.wrong == []
+    assert strangers.good and strangers.cases
     assert storm.good and storm.cases and storm.kills
     assert ends.good and ends.cases and not ends.kills
     assert crashes.good and crashes.kills

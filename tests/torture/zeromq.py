@@ -71,10 +71,12 @@ def run(options: Options) -> Iterable[Row]:
     """Return rows for a storm, for servers that are asked to end under load, and for crashes at every call."""
     if find_spec("zmq") is None:
         raise NotRun("pyzmq is not installed: pip install 'dropq[zmq]'")
+    from torture.zeromq_clients import strangers
     from torture.zeromq_crashes import crashes
 
     yield _stormed(options, "storm", lambda storm: storm.rage(LONG if options.long else SHORT))
     yield _stormed(options, "gentle", lambda storm: storm.end_servers(ENDS if options.long else SHORT_ENDS))
+    yield from strangers(options)
     yield from crashes(options)
 
 
@@ -118,11 +120,16 @@ class Actor:
 class Storm:
     """Who takes part.
 
+    Attributes:
+        heartbeat: milliseconds between the signs of life of clients; 0 for none.
+
     Args:
         folder: an empty folder.
         sockets: a folder that only its owner may enter, for the sockets.
         seed: what is left to chance.
     """
+
+    heartbeat = 0
 
     def __init__(self, folder: Path, sockets: Path, seed: int) -> None:
         self.root = Root.create(folder / "root")
@@ -196,7 +203,7 @@ class Storm:
     def _play(self, name: str, notes: Path) -> None:
         if name == "produce-script":
             drop_files(Path(self.queue.layout.base), f"script-{notes.suffix[1:]}", notes)
-        play(name, str(self._sockets), str(notes), f"{self._seed}")
+        play(name, str(self._sockets), str(notes), f"{self._seed}", heartbeat=self.heartbeat)
 
     def _wait(self, seconds: float) -> None:
         """Wait, and see meanwhile how much is out, and whether somebody has ended by itself."""
@@ -429,8 +436,16 @@ def parts_of(name: str) -> list[bytes]:
     return [parts[0], b"", *parts[1:-1], b"".join(parts[-1:])] if count > 1 else parts
 
 
-def play(role: str, sockets: str, notes: str, seed: str) -> None:
-    """Play the part of a client until killed; a producer sends nothing more after a SIGTERM."""
+def play(role: str, sockets: str, notes: str, seed: str, *, heartbeat: int = 0) -> None:
+    """Play the part of a client until killed; a producer sends nothing more after a SIGTERM.
+
+    Args:
+        role: which part.
+        sockets: the folder of the servers' sockets.
+        notes: the file of its notes.
+        seed: what is left to chance.
+        heartbeat: milliseconds between signs of life; with any, a producer has an identity.
+    """
     import zmq
 
     verb, _, kind = role.partition("-")
@@ -438,6 +453,10 @@ def play(role: str, sockets: str, notes: str, seed: str) -> None:
     chance = random.Random(f"{seed} {notes}")
     socket = zmq.Context().socket(zmq.DEALER if producing else zmq.ROUTER)
     socket.sndhwm = socket.rcvhwm = 0
+    if heartbeat:
+        socket.heartbeat_ivl, socket.heartbeat_timeout = heartbeat, 60_000
+        if producing:
+            socket.routing_id = role.encode()
     servers = [chance.choice(SERVERS)] if kind in ("one", "stall") else list(SERVERS)
     for server in servers:
         socket.connect(f"ipc://{sockets}/{server}-{'receive' if producing else 'send'}")
