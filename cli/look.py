@@ -16,7 +16,8 @@ import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
-from dropq.format.names import is_temporary
+from dropq.format.names import is_temporary, is_unique
+from dropq.storage import reading
 
 from . import output
 from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
@@ -479,16 +480,21 @@ def _print(shell: Shell, messages: list[Message], columns: tuple[str, ...], abov
 
 def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> list[Message]:
     """Return the messages of a state that match and were not seen yet, in the order in which they came there."""
-    there = {message.file: message for message in queue.browse(state)}
+    there = {_known_as(message): message for message in queue.browse(state)}
     new = there.keys() - seen
     if filter is not None and (new or not seen):  # it may read every body: it is asked where something is new
-        new &= {message.file for message in queue.browse(state, filter=filter)}
+        new &= {_known_as(message) for message in queue.browse(state, filter=filter)}
     came = []
-    for file in new:
+    for key in new:
         try:
-            came.append((os.stat(there[file].path, follow_symlinks=False).st_ctime_ns, there[file].id, file))
+            came.append((os.stat(there[key].path, follow_symlinks=False).st_ctime_ns, there[key].id, key))
         except FileNotFoundError:
             continue  # RACE: it moved on since the listing
     seen.clear()
     seen.update(there)
-    return [there[file] for *_, file in sorted(came)]
+    return [there[key] for *_, key in sorted(came)]
+
+
+def _known_as(message: Message) -> str:
+    """Return what tells a message from those that come later: its file name, and its inode if others may have that."""
+    return message.file if is_unique(message.name) else f"{message.file}/{reading.inode_or_none(message.path)}"

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import drop, until
+from helpers import drop, take, until
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
@@ -568,6 +568,21 @@ def test_tail_goes_on_with_what_matches(run: Run, q: Queue, monkeypatch: pytest.
     done = run("tail", "q", "-f", "--filter", "JMSType = 'x'")
     assert [row[0] for row in done.rows] == ids
     assert len(ids) == 2
+
+
+def test_tail_shows_each_file_of_one_name(run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop(q, "day.csv", b"first")
+    looks = iter([True, False])
+
+    def sleep(seconds: float) -> None:
+        if not next(looks):
+            raise KeyboardInterrupt
+        drop(q, "next.csv", b"second")
+        take(q).ack()
+        os.rename(f"{q.layout.target}/next.csv", f"{q.layout.target}/day.csv")
+
+    monkeypatch.setattr(look, "time", SimpleNamespace(sleep=sleep))
+    assert [row[0] for row in run("tail", "q", "-f").rows] == ["day.csv", "day.csv"]
 
 
 # -- sending, receiving, settling --------------------------------------------------------------------------------------
