@@ -14,6 +14,7 @@ from helpers import died, drop, make_queue, take, until, where
 from workers import Working, counted, reason_in
 
 from dropq import Message, Queue, Reject, Retry, work
+from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message import Bundle, Record
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.worker import records as by_records
@@ -348,6 +349,20 @@ def test_until_empty_takes_the_next_file_of_a_name_whose_first_was_lost(queue: Q
     drop(queue, "day.text", b"first")
     assert counted(work(queue, handler, until_empty=True)) == {"acked": 1, "lost": 1}
     assert seen == [b"first", b"next"]
+
+
+@pytest.mark.parametrize("name", ["day.text", "4.1795383089375000-7523895424.B", "4.day.B"])
+def test_until_empty_leaves_what_was_lost_and_comes_back_to_others(queue: Queue, name: str) -> None:
+    seen: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.body)
+        assert message._claim is not None
+        Transitions(queue.context).give_back(message._claim, delay=0)  # as a sweep does
+
+    drop(queue, name, b"first")
+    assert counted(work(queue, handler, until_empty=True)) == {"lost": 1}
+    assert (seen, where(queue)) == ([b"first"], {"target": [b"first"]})
 
 
 def test_what_cannot_be_read_goes_to_error_and_counts_as_one(queue: Queue) -> None:
