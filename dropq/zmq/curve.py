@@ -1,64 +1,55 @@
 """CURVE, by which a server and its clients know each other, and hide from others what they say (RFC 25, 26 of ZeroMQ).
 
-The cryptography is libsodium's, as pyzmq has it. Invariant: a client is let in only with a key that is allowed at the
+The cryptography is libsodium's. Invariant: a client is let in only with a key that is allowed at the
 end of its handshake; what it sends after that is opened in the order in which it was sent, or ends its connection.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hmac
 import os
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
-from dropq.errors import ConfigError, DropqError
+from nacl.bindings import (
+    crypto_box,
+    crypto_box_afternm,
+    crypto_box_beforenm,
+    crypto_box_keypair,
+    crypto_box_open,
+    crypto_box_open_afternm,
+    crypto_scalarmult_base,
+)
+from nacl.exceptions import CryptoError
 
-#: Bytes of a key, and of what a box adds.
-KEY, MAC = 32, 16
+from dropq.errors import DropqError
+
+#: Bytes of a key.
+KEY = 32
 
 
 class Broken(DropqError):
     """Raised where a peer breaks the protocol, or is not let in: its connection has to end."""
 
 
-@cache
-def _sodium() -> Any:
-    """Return libsodium: what pyzmq was linked with, else the system's."""
-    import ctypes.util
-
-    from zmq.backend.cython import _zmq
-
-    for path in (_zmq.__file__, ctypes.util.find_library("sodium")):
-        library = ctypes.CDLL(path) if path else None
-        if hasattr(library, "crypto_box_open_easy_afternm"):
-            return library
-    raise ConfigError("--keys needs libsodium, and neither pyzmq nor the system has it")
-
-
 def _box(text: bytes, nonce: bytes, *keys: bytes) -> bytes:
     """Return a box: from a secret key to a public one, or by what both have made of them."""
-    box = ctypes.create_string_buffer(len(text) + MAC)
-    make = _sodium().crypto_box_easy if len(keys) == 2 else _sodium().crypto_box_easy_afternm
-    if make(box, text, ctypes.c_ulonglong(len(text)), nonce, *keys):
-        raise Broken("its key is none")
-    return box.raw
+    try:
+        return (crypto_box if len(keys) == 2 else crypto_box_afternm)(text, nonce, *keys)
+    except CryptoError as error:
+        raise Broken("its key is none") from error
 
 
 def _open(box: bytes, nonce: bytes, *keys: bytes) -> bytes:
     """Open a box, by the keys of the one who made it and of us, or by what both have made of them."""
-    text = ctypes.create_string_buffer(max(len(box) - MAC, 0) + 1)
-    undo = _sodium().crypto_box_open_easy if len(keys) == 2 else _sodium().crypto_box_open_easy_afternm
-    if len(box) < MAC or undo(text, box, ctypes.c_ulonglong(len(box)), nonce, *keys):
-        raise Broken("it does not have the keys that it says")
-    return text.raw[: len(box) - MAC]
+    try:
+        return (crypto_box_open if len(keys) == 2 else crypto_box_open_afternm)(box, nonce, *keys)
+    except CryptoError as error:
+        raise Broken("it does not have the keys that it says") from error
 
 
 def check(public: bytes, secret: bytes) -> bool:
-    """Return whether keys are a pair; the first use of libsodium."""
-    found = ctypes.create_string_buffer(KEY)
-    return len(secret) == KEY and not _sodium().crypto_scalarmult_base(found, secret) and found.raw == public
+    """Return whether keys are a pair."""
+    return len(secret) == KEY and crypto_scalarmult_base(secret) == public
 
 
 class Curve:
@@ -109,10 +100,9 @@ class Curve:
         self._seen = int.from_bytes(nonce)
         if hello[6:8] != b"\1\0" or any(_open(hello[120:], b"CurveZMQHELLO---" + nonce, self._client, self._secret)):
             raise Broken("its HELLO is none")
-        public, secret = ctypes.create_string_buffer(KEY), ctypes.create_string_buffer(KEY)
-        _sodium().crypto_box_keypair(public, secret)
-        self._own, self._cookie, nonce = secret.raw, os.urandom(96), os.urandom(16)
-        box = _box(public.raw + self._cookie, b"WELCOME-" + nonce, self._client, self._secret)
+        public, self._own = crypto_box_keypair()
+        self._cookie, nonce = os.urandom(96), os.urandom(16)
+        box = _box(public + self._cookie, b"WELCOME-" + nonce, self._client, self._secret)
         return b"\7WELCOME" + nonce + box
 
     def _ready(self, initiate: bytes, properties: bytes) -> tuple[bytes, bytes]:
@@ -124,9 +114,7 @@ class Curve:
         name = self._name_of(key)
         if not known or not hmac.compare_digest(vouch, self._client + self._public) or name is None:
             raise Broken("its key is not allowed")
-        shared = ctypes.create_string_buffer(KEY)
-        _sodium().crypto_box_beforenm(shared, self._client, self._own)
-        self._shared, self.key, self.name = shared.raw, key, name
+        self._shared, self.key, self.name = crypto_box_beforenm(self._client, self._own), key, name
         nonce = self._nonce()
         return b"\5READY" + nonce + _box(properties, b"CurveZMQREADY---" + nonce, self._shared), said
 
