@@ -280,28 +280,33 @@ class _Snapshot:
             says = f"it was record {name.record} of the bundle {_bundle(message.id, name)}"
         elif name.cut:
             says = f"{says}; it was cut in two, as a consumer died over it, and had been delivered {_times(name.cut)}"
-        others = self._parts.get(_bundle(name.id, name), Counter()) - Counter([message.state])
+        others = self._parts.get(_identity(name), Counter()) - Counter([message.state])
         where = ", ".join(f"{count} in {state}/" for state, count in others.items())
         return f"; {says}{f'; more of the bundle: {where}' if where else ''}"
 
     @cached_property
-    def _parts(self) -> dict[str, Counter[str]]:
+    def _parts(self) -> dict[tuple[str, str], Counter[str]]:
         """How many files of each bundle lie in each state, of bundles of which a part is not settled."""
         marked = (file for state in UNSETTLED for file in self._files(state) if names.may_be_part(file))
         parts = {self._bundle_of(file): Counter[str]() for file in marked}
         for state in STATES:
             for file in self._files(state):
                 # An archive may have a million files: most are passed over by their text.
-                if (found := parts.get(names.generated_id(file) or self._bundle_of(file))) is not None:
+                id = names.generated_id(file)
+                if (found := parts.get((id, "") if id else self._bundle_of(file))) is not None:
                     found[state] += 1
         return parts
 
     def _files(self, state: str) -> Iterator[str]:
         return chain.from_iterable(reading.files_in(self._context.layout.folder(state)))
 
-    def _bundle_of(self, filename: str) -> str:
-        name = self._context.sidecars.file(filename).name
-        return _bundle(name.id, name)
+    def _bundle_of(self, filename: str) -> tuple[str, str]:
+        return _identity(self._context.sidecars.file(filename).name)
+
+
+def _identity(name: Name) -> tuple[str, str]:
+    """Return what tells the bundle that a message was a part of from all others: its id, and the mark of its parts."""
+    return _bundle(name.id, name), names.bundle_mark(name)
 
 
 def _bundle(id: str, name: Name) -> str:

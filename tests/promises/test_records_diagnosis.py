@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers import Clock, Run, died, reopened, take
+from helpers import Clock, Run, died, drop, reopened, take
 
 from dropq import Queue, Root
 from dropq.diagnosis.explain import Explanation
@@ -125,6 +125,17 @@ def test_explain_finds_the_parts_of_a_bundle_whose_id_its_sender_made(queue: Que
     message.release()
     (told,) = explained(queue)
     assert told.detail.endswith("from record 2 on; more of the bundle: 1 in error/")
+
+
+def test_explain_counts_no_part_of_another_file_of_the_same_name(queue: Queue) -> None:
+    for verb in ("nack", "reject"):
+        drop(queue, "day.text", lines(3))
+        message = take(queue)
+        for record in message.records():
+            record.ack() if record.number == 3 else record.nack(60) if verb == "nack" else record.reject("no")
+    assert queue.counts()["error"] == 2 and queue.counts()["processed"] == 2
+    for told in explained(queue):
+        assert told.detail.endswith("of the bundle day.text; more of the bundle: 1 in delayed/")
 
 
 def test_explain_says_that_a_bundle_was_cut_in_two(queue: Queue) -> None:
