@@ -22,6 +22,8 @@ from dropq.queue.browsing import ListedFiles
 from dropq.spark.options import Options
 from dropq.storage import reading
 
+#: The states in the order in which messages pass through them.
+_IN_ORDER = ("delayed", "target", "processing", "processed", "error", "expired")
 #: A state, and the name of a file there.
 Place = tuple[str, str]
 #: How often states are listed for a message before it counts as gone: it may move on while they are listed.
@@ -86,38 +88,53 @@ class Planned(NamedTuple):
     arrivals: Mapping[str, int] = {}
     identities: Mapping[str, Identity] = {}
 
+    def and_then(self, new: Planned) -> Planned:
+        """Return this plan and what a later listing adds to it."""
+        arrivals, identities = {**self.arrivals, **new.arrivals}, {**self.identities, **new.identities}
+        return Planned([*self.names, *new.names], arrivals, identities)
+
 
 def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], ListedFiles]) -> dict[str, Planned]:
     """List states so that each message of theirs is there once, although messages move on, or back, meanwhile.
 
-    RACE: where there are several states, each but the last is listed twice, the second time in the reverse order. So a
-    message that went to a state that had been listed is seen, too. A file that is gone when its identity is asked for
-    has moved since its listing, and is seen in a later one. A file that has gone since stays in the plan, unless its
-    message was seen elsewhere.
+    RACE: one listing may show a file twice, or under its old name and its new one. And a pass over the states, in the
+    order in which messages pass through them, misses what goes back during it. So there are passes until one shows no
+    message that was sent before and not seen yet, at least two. A message that goes back in each of them may be missed.
+    A file that is gone when its identity is asked for has moved since its listing, and is seen in a later one. A file
+    that has gone since stays in the plan, unless its message was seen elsewhere.
 
     Args:
         context: the queue.
         states: the states.
         listing: lists one.
     """
-    if len(states) == 1:
-        return {states[0]: _planned(context, states[0], listing(states[0]))}
-    plans: dict[str, Planned] = {}
-    rounds: list[tuple[str, dict[Identity, str]]] = []
+    if len(states) == 1 and _are_plain(found := listing(states[0])):
+        return {states[0]: Planned([*dict.fromkeys(found.names)])}
+    begun = context.clock.now_ms()
+    plans = {state: Planned([]) for state in states}
+    listings: list[tuple[str, dict[Identity, str]]] = []
+    known: set[Identity] = set()
     several: dict[Identity, list[Place]] = {}
-    for state in (*states, *reversed(states[:-1])):
-        new = _planned(context, state, listing(state), besides=plans.get(state))
-        ids = dict(zip(_identities(context, new), new.names, strict=True))
-        for earlier, others in rounds:
-            for identity in ids.keys() & others.keys():
-                several.setdefault(identity, [(earlier, others[identity])])
-        for identity in ids.keys() & several.keys():
-            several[identity].append((state, ids[identity]))
-        rounds.append((state, ids))
-        old = plans.get(state, Planned([]))
-        plans[state] = Planned(
-            [*old.names, *new.names], {**old.arrivals, **new.arrivals}, {**old.identities, **new.identities}
-        )
+    for number in range(LISTINGS if len(states) > 1 else 1):
+        unseen: set[Identity] = set()
+        for state in sorted(states, key=_IN_ORDER.index):
+            new = _planned(context, state, listing(state), plans[state])
+            identities = [new.identities.get(file) or str(_told(context, file)) for file in new.names]
+            ids = dict(zip(identities, new.names, strict=True))
+            for earlier, others in listings:
+                for identity in ids.keys() & others.keys():
+                    several.setdefault(identity, [(earlier, others[identity])])
+            for identity, file in zip(identities, new.names, strict=True) if len(ids) < len(identities) else ():
+                if ids[identity] != file:
+                    several.setdefault(identity, []).append((state, file))
+            for identity in ids.keys() & several.keys():
+                several[identity].append((state, ids[identity]))
+            listings.append((state, ids))
+            unseen |= ids.keys() - known
+            known |= unseen
+            plans[state] = plans[state].and_then(new)
+        if number and not any(_is_of_before(identity, begun) for identity in unseen):
+            break
     left = {*_left(context, several)}
     return {
         state: planned._replace(names=[file for file in planned.names if (state, file) not in left])
@@ -125,13 +142,13 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
     }
 
 
-def _planned(context: QueueContext, state: str, found: ListedFiles, *, besides: Planned | None = None) -> Planned:
+def _planned(context: QueueContext, state: str, found: ListedFiles, besides: Planned) -> Planned:
     """Return the plan of a listing: without the files that are gone before they are known, and those planned before.
 
     A name tells the identity of its message, if it has a time, and is none of a part.
     """
-    filenames = found.names
-    if besides is not None:
+    filenames = [*dict.fromkeys(found.names)]
+    if besides.names:
         before = {*besides.names}
         filenames = [file for file in filenames if file not in before]
     joined = "".join(filenames)
@@ -147,10 +164,15 @@ def _planned(context: QueueContext, state: str, found: ListedFiles, *, besides: 
     )
 
 
-def _identities(context: QueueContext, planned: Planned) -> list[Identity]:
-    if not planned.identities and names.all_plain(planned.names):
-        return [file.split(".", 2)[1] for file in planned.names]
-    return [planned.identities.get(file) or str(_told(context, file)) for file in planned.names]
+def _is_of_before(identity: Identity, time: int) -> bool:
+    """Return whether a message may have been sent before a time, in ms since 1970."""
+    return isinstance(identity, tuple) or int(identity[:13]) < time
+
+
+def _are_plain(found: ListedFiles) -> bool:
+    """Return whether names have only a priority, a generated id and a class; only other ids have an arrival."""
+    joined = "".join(found.names)
+    return not found.arrivals and "~" not in joined and joined.count(".") == 2 * len(found.names)
 
 
 def _left(context: QueueContext, several: Mapping[Identity, list[Place]]) -> Iterator[Place]:

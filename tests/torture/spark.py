@@ -1,4 +1,4 @@
-"""Spark jobs and streams are killed in every phase of theirs, as `make torture-spark` does it by itself."""
+"""Spark reads beside consumers; its jobs and streams are killed in every phase, as `make torture-spark` does it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ PROVEN = {True: 10, False: 1}
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Kill until each phase had so many kills; a row for each direction."""
+    """Read beside consumers, then kill until each phase had so many kills; a row for each direction."""
     if find_spec("pyspark") is None:
         raise NotRun("no PySpark: pip install 'dropq[spark,jre]'")
     from dropq.spark import find_java
+    from torture.spark_reads import rows as reads
+
+    yield from reads(options)
     from torture.spark_kills import Torture
 
     try:
@@ -43,4 +46,4 @@ def run(options: Options) -> Iterable[Row]:
     first.wrong += [fault for fault in torture.faults if not any(fault in row.wrong for row in rows.values())]
     if torture.lacking:
         first.wrong.append(f"{torture.lacking} kills were not made")
-    return rows.values()
+    yield from rows.values()
