@@ -29,9 +29,9 @@ from dropq.zmq.zmtp import CHUNK, ID, Conversation, Got
 
 log = logging.getLogger("dropq")
 
-#: Seconds in which a peer has to say who it is; for which it may stop in a message while others wait for memory; for
-#: which what was sent may still leave a socket that is closed; and in which the log reports the same at most once.
-HANDSHAKE, STALL, LINGER, LOG_EVERY = 5.0, 10.0, 1.0, 5.0
+#: Seconds in which a peer has to say who it is; for which it may stop in a message while others wait for memory, and be
+#: at one; for which what was sent may still leave a socket that is closed; in which the log reports the same once.
+HANDSHAKE, STALL, LONGEST, LINGER, LOG_EVERY = 5.0, 10.0, 60.0, 1.0, 5.0
 #: Seconds between two signs of life on a quiet connection to a consumer, and after which it counts as dead.
 HEARTBEAT, HEARTBEAT_TIMEOUT = 5.0, 15.0
 #: Seconds of silence after which the kernel asks whether a peer's machine is there; between two tries; and tries.
@@ -67,6 +67,7 @@ class Peer:
         self.ends = deque[int]()  # where each delivery ends, in all these bytes
         self.taken = 0  # of the pool
         self.moved = self.heard = time.monotonic()  # when bytes came or went, and when they came
+        self.begun = self.moved  # when its present message began
         self.asked_at = 0.0  # when it was asked for a sign of life, and has said nothing since
         self.mask = 0  # what the selector looks for
         self.has_ended = self.is_ready = self.is_taker = False
@@ -202,7 +203,7 @@ class Network:
         self._deputy.join()
         self.flush()
         until = time.monotonic() + LINGER
-        peers = [peer for socket in self._sockets for peer in socket.peers]
+        peers = [peer for socket in self._sockets for peer in socket.peers if not peer.has_ended]
         for socket in self._sockets:
             while socket.listeners:
                 socket.listeners.pop().close()
@@ -288,22 +289,27 @@ class Network:
             self._end(peer, why)
 
     def _end(self, peer: Peer, why: str) -> None:
+        socket = peer.socket
         if why:
             peer.got = None
-            self.log(
-                f"{peer.socket.name}-dropped", "%s: a connection of %s ends: %s", peer.socket.name, name_of(peer), why
-            )
+            self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
         if not peer.has_ended:
             peer.has_ended = True
             self._look_for(peer, 0)
             peer.connection.close()
             peer.out.clear()
             peer.unsent = 0
-            for known in (self._new, peer.socket.waiting, peer.socket.peers):
+            for known in (self._new, socket.waiting):
                 known.pop(peer, None)
-            if peer.socket.named.get(peer.identity) is peer:
-                del peer.socket.named[peer.identity]
-            self._accept_more(peer.socket)
+            if socket.named.get(peer.identity) is peer:
+                del socket.named[peer.identity]
+            if peer.is_taker:
+                socket.takers.remove(peer)
+        if peer.got is None:  # until then its message takes the place of a connection
+            if peer.is_ready:
+                socket.ready.remove(peer)
+            socket.peers.pop(peer, None)
+            self._accept_more(socket)
         self._settle(peer)
 
     def log(self, what: str, text: str, *values: object) -> None:
@@ -322,9 +328,9 @@ class Network:
             self._accept_more(socket)
             for peer in list(socket.peers):
                 stops = socket.waiting and peer.taken and peer not in socket.waiting and peer.got is None
-                if stops and now - peer.moved > STALL:
-                    self.drop(peer, f"it stopped for {STALL:.0f} s, with {peer.taken >> 10} KiB that others wait for")
-                elif socket.name == "send" and peer.talk.is_open and peer.talk.has_pings:
+                if stops and (now - peer.moved > STALL or now - peer.begun > LONGEST):
+                    self.drop(peer, f"it is slow with a message, of {peer.taken >> 10} KiB that others wait for")
+                elif socket.name == "send" and peer.talk.is_open and peer.talk.has_pings and not peer.has_ended:
                     self._ask(peer, now)
 
     def _ask(self, peer: Peer, now: float) -> None:
@@ -426,6 +432,8 @@ class Network:
             return
         peer.socket.is_behind |= len(data) >= CHUNK
         peer.moved = peer.heard = time.monotonic()
+        if peer.talk.is_between:
+            peer.begun = peer.moved
         peer.asked_at = 0.0
         peer.talk.feed(data)
         self._advance(peer)
@@ -520,6 +528,8 @@ class Network:
                 if (got := peer.got) is not None:
                     peer.got = None
                     self._advance(peer)
+                    if peer.has_ended:
+                        self._end(peer, "")
                     self._settle(peer)
                     return peer, got
         return None

@@ -335,6 +335,57 @@ def test_connections_share_memory_and_who_stops_in_a_message_loses_it(
         assert memory(serving) < (1 << 20) + 2_000_000 + 2 * zmtp.REST + 7 * network.ALLOWANCE
 
 
+def test_who_drips_into_a_message_that_others_wait_for_loses_it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "POOL", 1000)
+    monkeypatch.setattr(network, "LONGEST", 1.0)
+    big = framed(b"id", b"", b"x" * 500_000)
+    with served(queue, max_size=500_000) as serving:
+        drips = Raw(serving.bound["receive"])
+        drips.say(big[:200_000])
+        until(lambda: serving.server._sockets["receive"].used > 1000, "the pool to be full")
+        goes_on = Raw(serving.bound["receive"])
+        goes_on.say(big)
+        until(partial(_is_cut, drips), "its connection to end", timeout=60)
+        assert goes_on.message() == STORED
+
+
+def _is_cut(client: Raw) -> bool:
+    """Send one more byte; return whether the server has ended the connection."""
+    try:
+        client.say(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_what_comes_of_clients_that_have_gone_is_bounded_while_the_queue_is_full(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", max_unprocessed=3, overflow="block")
+    with served(queue) as serving:
+        socket = serving.server._sockets["receive"]
+        socket.most_peers = 10
+        for number in range(30):
+            client = _tried(serving.bound["receive"])
+            client.send(framed(b"id", b"", b"%d" % number))
+            client.close()
+        until(lambda: len(socket.peers) == 10, "ten to be taken for connections")
+        assert serving.figures()["queue"] == "orders"
+        assert len(socket.peers) == len(socket.ready) == 10
+        consumer = serving.consumer()
+        bodies = set[int]()
+        while len(bodies) < 30:
+            peer, key, *_, body = consumer.recv_multipart()
+            bodies.add(int(body))
+            consumer.send_multipart([peer, key, b"1"])
+        until(lambda: not socket.peers, "all to be taken")
+
+
+def test_consumers_that_have_gone_leave_nothing(serving: Served) -> None:
+    for _ in range(50):
+        Raw(serving.bound["send"], b"ROUTER").connection.close()
+    socket = serving.server._sockets["send"]
+    until(lambda: not socket.peers and not socket.takers, "all to be forgotten")
+
+
 def test_what_consumers_do_not_read_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "POOL", 3_000_000)
     queue.send_many([b"x" * 1_000_000] * 40)
@@ -358,6 +409,31 @@ def test_who_asks_the_monitor_without_end_holds_up_nobody(serving: Served, monke
     serving.server._monitor.serve()
     monkeypatch.undo()
     assert serving.ask(b"id", b"", b"body") == STORED
+
+
+def test_a_server_ends_when_it_is_asked_whatever_clients_write(queue: Queue) -> None:
+    floods = {
+        "receive": (b"DEALER", framed(b"id") * 1000),
+        "send": (b"ROUTER", framed(b"key", b"1") * 1000),
+        "monitor": (b"DEALER", framed(b"", b"?") * 1000),
+    }
+
+    def flood(client: Raw, data: bytes) -> None:
+        with suppress(OSError):  # the server ended
+            while True:
+                client.say(data)
+                while select.select([client.connection], [], [], 0)[0]:
+                    client.connection.recv(1 << 20)
+
+    with commanded(queue.root) as (process, bound):
+        for name, (type, data) in floods.items():
+            for _ in range(3):
+                threading.Thread(target=flood, args=(Raw(bound[name], type), data), daemon=True).start()
+        producer = Raw(bound["receive"])
+        producer.say(MESSAGE)
+        assert producer.message() == STORED
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
