@@ -93,7 +93,7 @@ def serve(
     try:
         from dropq.zmq.server import Server, Terms
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] != "zmq":
+        if str(error.name).partition(".")[0] not in ("zmq", "nacl"):
             raise
         raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals

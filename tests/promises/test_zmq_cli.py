@@ -83,10 +83,11 @@ def test_a_queue_that_is_not_there_is_refused(run: Run) -> None:
     assert run("serve", "nothing", "--zmq").code == 66
 
 
-def test_without_pyzmq_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "zmq" or name.startswith("dropq.zmq")]:
+@pytest.mark.parametrize("missing", ["zmq", "nacl"])
+def test_without_pyzmq_or_pynacl_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing or name.startswith("dropq.zmq")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.setitem(sys.modules, missing, None)
     ran = run("serve", "orders", "--zmq")
     assert ran.code == 69
     assert "pip install 'dropq[zmq]'" in ran.err
