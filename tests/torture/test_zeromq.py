@@ -155,3 +155,9 @@ def test_a_server_that_acknowledges_what_it_delivers_is_seen(tmp_path: Path, mon
     monkeypatch.setattr(Consumers, "_hand_out", ack_too)
     row = crashed(tmp_path, "one is delivered")
     assert any("one.1 is processed, and may be" in line for line in row.wrong)
+
+
+def test_a_server_whose_keys_two_messages_can_have_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Consumers, "_key", lambda self, message, delivered: message.id.encode())
+    row = crashed(tmp_path, "two of one id are given back")
+    assert any("2 messages have the keys" in line for line in row.wrong)
