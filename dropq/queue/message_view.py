@@ -132,6 +132,8 @@ class MessageView:
     @property
     def _distinction(self) -> str:
         """What tells it from all other messages of its id, as `Name.distinction` does."""
+        if self._file.plain:
+            return ""
         claim = self._claim
         return self._name.distinction(claim_id(claim.owner) if claim is not None and claim.ours else "")
 

@@ -250,7 +250,7 @@ class Consumers:
     def deliver(self) -> None:
         """Claim messages as long as a consumer takes them and more may be out, and send them."""
         self._blocked = False
-        for _ in range(self._in_flight):  # and no more, as acks wait meanwhile
+        for number in range(self._in_flight):  # and no more, as acks wait meanwhile
             now = time.monotonic()
             if self.out >= self._in_flight or now < self._looks_at:
                 return
@@ -262,6 +262,8 @@ class Consumers:
             message = self._next()
             if message is not None:
                 self._hand_out(message)
+                if number == 0:  # at once, before more is looked for; the rest goes together
+                    self._socket.network.flush()
 
     def _next(self) -> Message | None:
         """Claim a message; where there is none, say when to look again."""

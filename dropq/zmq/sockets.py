@@ -547,21 +547,29 @@ def received(socket: Socket) -> tuple[Peer, Got] | None:
 
 def is_writable(socket: Socket) -> bool:
     """Return whether a peer takes another message now."""
+    if not _has_takers(socket):
+        socket.network.flush()  # who has taken what was on its way takes more
+    return _has_takers(socket) and socket.used < POOL
+
+
+def _has_takers(socket: Socket) -> bool:
     takers = socket.takers
     while takers and not takers[0].takes:
         takers.popleft().is_taker = False
-    return bool(takers) and socket.used < POOL
+    return bool(takers)
 
 
 def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
-    """Send a message to the peer whose turn it is; return False if nobody takes it now."""
+    """Send a message to the peer whose turn it is, at the next `flush`; return False if nobody takes it now."""
     if not is_writable(socket):
         return False
     peer = socket.takers.popleft()
-    peer.is_taker = False
     socket.network.give(peer, frames)
     peer.ends.append(peer.written + peer.unsent)
-    socket.network.flush()
+    if not peer.takes:
+        peer.is_taker = False
+    else:
+        socket.takers.append(peer)
     return True
 
 
