@@ -166,8 +166,11 @@ class Name:
 
     @property
     def mark(self) -> str:
-        """What tells its file from others of the same id: its copy mark, or the credit under which it came."""
-        return self.copy or self.via
+        """What tells its file from others of the same id: the credit under which it came, or its copy mark.
+
+        Copies for several receivers bear one copy mark, and may meet again in a queue, each under a credit of its own.
+        """
+        return self.via or self.copy
 
     def distinction(self, claim: str = "") -> str:
         """Return what tells its message from all others of its id, the same at each delivery; "" if the id does.
@@ -177,7 +180,7 @@ class Name:
         Args:
             claim: the id of the claim that holds it, which becomes its mark when it returns without one.
         """
-        mark = self.copy if self.generated else self.mark or claim
+        mark = self.mark or ("" if self.generated else claim)
         return "".join(f"/{part}" for part in (self.first, mark) if part)
 
     @property

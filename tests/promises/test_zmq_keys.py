@@ -114,6 +114,31 @@ def test_a_late_ack_settles_no_other_message_of_the_name(tmp_path: Any, leasing:
         assert consumer.recv_multipart()[-1] == b"1", "its time is over, and nobody has acknowledged it"
 
 
+def test_two_copies_that_came_by_two_selectors_have_two_keys_at_each_delivery(tmp_path: Any) -> None:
+    end = make(tmp_path, redelivery_delay=0)
+    start, *ways = (end.root.create_queue(name, durability="none") for name in ("start", "left", "right"))
+    for way in ways:
+        start.add_selector(way.name, op="copy", to=way.name)
+        way.add_selector("on", to="orders", credit=5)
+    start.send(b"body")
+    for queue in (start, *ways):
+        queue.route()
+    keys = []
+    for _ in range(2):
+        out = [message for message in (end.receive(), end.receive()) if message is not None]
+        keys.append({message._distinction for message in out})
+        assert len(out) == len(keys[-1]) == 2
+        for message in out:
+            message.nack()
+    assert keys[0] == keys[1]
+    with served(end) as serving:
+        consumer = serving.consumer()
+        deliveries = [consumer.recv_multipart() for _ in range(2)]
+        for delivery in deliveries:
+            ack(consumer, delivery)
+        until(lambda: where(end) == {"processed": [b"body", b"body"]}, "both acks")
+
+
 @pytest.mark.parametrize("leasing", ["sublet", "strict"])
 def test_a_late_ack_settles_its_message_where_others_may_settle(tmp_path: Any, leasing: str) -> None:
     queue = make(tmp_path, leasing=leasing)
