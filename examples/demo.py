@@ -45,7 +45,7 @@ class Demo:
         self.folder = folder
         self.environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "DROPQ_ROOT": str(folder / "root"),
             "LC_ALL": "C.UTF-8",
             "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", QUICK_START),

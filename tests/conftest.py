@@ -37,6 +37,8 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("dropq", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("dropq")
 heed_signals()
+# A service manager may start a program without one.
+os.environ.setdefault("PATH", os.defpath)
 
 
 def pytest_configure(config: pytest.Config) -> None:
