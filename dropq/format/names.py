@@ -180,7 +180,7 @@ class Name:
         Args:
             claim: the id of the claim that holds it, which becomes its mark when it returns without one.
         """
-        mark = self.mark or ("" if self.generated else claim)
+        mark = self.unmarked.mark or ("" if self.generated else claim)
         return "".join(f"/{part}" for part in (self.first, mark) if part)
 
     @property

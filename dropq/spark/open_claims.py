@@ -103,4 +103,4 @@ def _told(context: QueueContext, message: Message) -> list[str | int]:
         size, written = claim.body or context.settling.version(claim.path)
     except FileNotFoundError:
         size = written = 0  # RACE: it was taken back, and the end of the block says so
-    return [name.id, name.since or claim.arrival, name.first, name.record, size, written]
+    return [name.id, message._distinction, name.record, size, written]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import died, drop, make_queue, take, where
+from helpers import base, died, drop, make_queue, next_moment, take, where
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 from test_spark_streams import below
@@ -170,6 +170,23 @@ def test_the_same_messages_make_the_same_claim_however_they_came_back(queue: Que
         os.unlink(f"{queue.layout.target}/{name}")
     drop(queue, "report.csv", b"3")
     assert claim() != one  # the next file of the name
+
+
+def test_files_that_a_killed_process_held_at_their_first_delivery_make_the_same_claim_again(queue: Queue) -> None:
+    for name in ("report.csv", "y" * 250):
+        drop(queue, name, b"3")
+    next_moment(base(queue))
+    claims = []
+    for _ in range(3):
+        with queue.subscribe(max_backlog=None) as subscription:
+            messages = subscription.receive_many(10)
+            assert len(messages) == 2
+            claims.append(claim_id(queue.context, messages))
+            for message in messages:
+                assert message._claim is not None
+                message._claim.arrival = 0  # a sweep does not know it
+                died(message)
+    assert len({*claims}) == 1
 
 
 def test_the_setting_tells_which_claims_are_open() -> None:
