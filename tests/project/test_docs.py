@@ -129,7 +129,7 @@ def test_the_lines_of_the_zeromq_paper_run_in_two_terminals_and_print_what_they_
     server, clients = texts[:2]
     with_keys = next(text for text in texts if "--keys keys" in text)
     client = next(text for text in texts if text.startswith("import zmq"))
-    (checkout := tmp_path / "dropq" / "examples").mkdir(parents=True)
+    (checkout := tmp_path / "src" / "dropq" / "examples").mkdir(parents=True)
     shutil.copy(TOP / "examples/zeromq_clients.py", checkout)
     folder = tmp_path / "try"
     (folder / "sockets").mkdir(mode=0o700, parents=True)  # the default addresses may be taken
@@ -493,6 +493,17 @@ def test_the_loop_of_the_records_paper_inserts_every_record_however_its_file_end
     stored.unlink(missing_ok=True)
     run(["sh", "-c", loop], input="1\n2")
     assert stored.read_text() == "1\n2\n"
+
+
+def test_the_loop_of_the_records_paper_reports_the_row_of_a_csv_that_was_refused(tmp_path: Path) -> None:
+    (loop,) = (text for _, text in blocks(TOP / "docs/records.md", "sh") if "while IFS" in text)
+    queue = dropq.Root.create(tmp_path / "root").create_queue("q", durability="none")
+    queue.send("id,price\na,1\nb,none\nc,3", type="csv")
+    insert = f"insert() {{ [ $1 != b,none ] && echo $1 >>{quote(str(tmp_path / 'stored'))}; }}\n"
+    work = ["-m", "dropq", "--root", str(queue.root.path), "work", "q", "--until-empty", "--records", "--"]
+    subprocess.run([sys.executable, *work, "sh", "-c", insert + loop])
+    assert (tmp_path / "stored").read_text() == "a,1\nc,3\n"
+    assert [message.text for message in queue.browse("error")] == ["id,price\nb,none\n"]
 
 
 def test_the_python_paper_names_everything_that_is_public() -> None:
