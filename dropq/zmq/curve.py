@@ -25,6 +25,8 @@ from dropq.errors import DropqError
 
 #: Bytes of a key.
 KEY = 32
+#: The bits of the byte that begins a frame, and of the one in a box: more follow; it is a command.
+_MORE, _COMMAND, _BOXED_COMMAND = 1, 4, 2
 
 
 class Broken(DropqError):
@@ -121,7 +123,8 @@ class Curve:
     def boxed(self, flags: int, frame: bytes) -> bytes:
         """Return a frame as it is sent."""
         nonce = self._nonce()
-        return b"\7MESSAGE" + nonce + _box(bytes((flags,)) + frame, b"CurveZMQMESSAGES" + nonce, self._shared)
+        said = flags & _MORE | (_BOXED_COMMAND if flags & _COMMAND else 0)
+        return b"\7MESSAGE" + nonce + _box(bytes((said,)) + frame, b"CurveZMQMESSAGES" + nonce, self._shared)
 
     def opened(self, message: bytes) -> tuple[int, bytes]:
         """Return the flags and the bytes of a frame that was sent.
@@ -133,7 +136,7 @@ class Curve:
         text = _open(message[16:], b"CurveZMQMESSAGEC" + message[8:16], self._shared)
         if not message.startswith(b"\7MESSAGE") or not text:
             raise Broken("it sends no MESSAGE")
-        return text[0], text[1:]
+        return text[0] & _MORE | (_COMMAND if text[0] & _BOXED_COMMAND else 0), text[1:]
 
     def _see(self, nonce: bytes) -> None:
         number = int.from_bytes(nonce)

@@ -71,6 +71,7 @@ class Peer:
         self.asked_at = 0.0  # when it was asked for a sign of life, and has said nothing since
         self.mask = 0  # what the selector looks for
         self.has_ended = self.is_ready = self.is_taker = False
+        self.is_held = False  # it has said more, which is read once it has read what it was answered
 
     @property
     def key(self) -> bytes:
@@ -245,7 +246,7 @@ class Network:
 
     def _round(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool | None:
         """Serve who is ready, at most for as long as a round is, and do what is due each second."""
-        ready, self._later = self._later + ready, []
+        ready, self._later = self._in_turn(ready), []
         is_news = False
         ends = time.monotonic() + ROUND
         for socket in self._sockets:
@@ -264,7 +265,7 @@ class Network:
                     socket.is_behind = True
                 break
         now = time.monotonic()
-        if now >= self._ticks_at and not self._later:
+        if now >= self._ticks_at:
             self._ticks_at = now + 1
             self._tick(now)
         for socket in self._sockets:
@@ -273,6 +274,19 @@ class Network:
                 for peer in waiting:
                     self._settle(peer)
         return is_news if ready else None
+
+    def _in_turn(self, ready: list[tuple[selectors.SelectorKey, int]]) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return who is ready, with those first who had no turn in the round before; nobody has two turns."""
+        if not self._later:
+            return ready
+        held = self._held
+        peers = [(key, mask) for key, mask in ready if isinstance(key.data, Peer) and key.data not in held]
+        return [(key, mask) for key, mask in ready if not isinstance(key.data, Peer)] + self._later + peers
+
+    @property
+    def _held(self) -> set[Peer]:
+        """Who is ready and had no turn yet."""
+        return {key.data for key, _ in self._later}
 
     def flush(self) -> None:
         """Send what was answered, as far as it goes without waiting."""
@@ -291,7 +305,7 @@ class Network:
     def _end(self, peer: Peer, why: str) -> None:
         socket = peer.socket
         if why:
-            peer.got = None
+            peer.got, peer.is_held = None, False
             self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
         if not peer.has_ended:
             peer.has_ended = True
@@ -305,9 +319,11 @@ class Network:
                 del socket.named[peer.identity]
             if peer.is_taker:
                 socket.takers.remove(peer)
+        self._go_on(peer)
         if peer.got is None:  # until then its message takes the place of a connection
             if peer.is_ready:
                 socket.ready.remove(peer)
+                peer.is_ready = False
             socket.peers.pop(peer, None)
             self._accept_more(socket)
         self._settle(peer)
@@ -320,15 +336,18 @@ class Network:
             log.warning(text, *values)
 
     def _tick(self, now: float) -> None:
+        held = self._held  # what they have said was not read yet
         for peer, until in list(self._new.items()):
             if until > now:
                 break
-            self.drop(peer, f"it did not say who it is within {HANDSHAKE:.0f} s")
+            if peer not in held:
+                self.drop(peer, f"it did not say who it is within {HANDSHAKE:.0f} s")
         for socket in self._sockets:
             self._accept_more(socket)
-            for peer in list(socket.peers):
-                stops = socket.waiting and peer.taken and peer not in socket.waiting and peer.got is None
-                if stops and (now - peer.moved > STALL or now - peer.begun > LONGEST):
+            is_short = socket.waiting or (socket.name == "send" and socket.used >= POOL)
+            for peer in [peer for peer in socket.peers if peer not in held]:
+                stops = is_short and peer.taken and peer not in socket.waiting and peer.got is None
+                if stops and (now - peer.moved > STALL or (socket.name != "send" and now - peer.begun > LONGEST)):
                     self.drop(peer, f"it is slow with a message, of {peer.taken >> 10} KiB that others wait for")
                 elif socket.name == "send" and peer.talk.is_open and peer.talk.has_pings and not peer.has_ended:
                     self._ask(peer, now)
@@ -344,7 +363,7 @@ class Network:
     # -- connections -----------------------------------------------------------------------------------------------
 
     def _accept(self, socket: Socket, listener: Any) -> None:
-        for _ in range(ACCEPTED):
+        for _ in range(ACCEPTED if socket.accepts else 0):
             if len(socket.peers) >= socket.most_peers:
                 return self._accept_no_more(socket, f"it has {len(socket.peers)} connections")
             try:
@@ -410,7 +429,7 @@ class Network:
     def _may_read(self, peer: Peer) -> bool:
         """Return whether a peer may say more; if it has to wait for memory, note that."""
         socket = peer.socket
-        if peer.got is not None or peer.unsent > UNREAD or peer in socket.waiting:
+        if peer.got is not None or peer.is_held or peer.unsent > UNREAD or peer in socket.waiting:
             return False
         if peer.size < ALLOWANCE or socket.used < POOL or socket.beyond is peer:
             return True
@@ -431,10 +450,12 @@ class Network:
             self.drop(peer)
             return
         peer.socket.is_behind |= len(data) >= CHUNK
-        peer.moved = peer.heard = time.monotonic()
+        peer.heard = time.monotonic()
         if peer.talk.is_between:
-            peer.begun = peer.moved
+            peer.begun = peer.heard
         peer.asked_at = 0.0
+        if peer.socket.name != "send":  # there it is what we say that takes memory
+            peer.moved = peer.heard
         peer.talk.feed(data)
         self._advance(peer)
 
@@ -455,6 +476,12 @@ class Network:
         if peer.got is not None and not peer.is_ready:
             peer.is_ready = True
             peer.socket.ready.append(peer)
+
+    def _go_on(self, peer: Peer) -> None:
+        """Look for the next message of a peer, unless it has to read first."""
+        if peer.is_held and peer.unsent <= UNREAD:
+            peer.is_held = False
+            self._advance(peer)
 
     def _say(self, peer: Peer) -> None:
         """Send what the protocol has to say."""
@@ -492,6 +519,7 @@ class Network:
     def _settle(self, peer: Peer) -> None:
         """Count the memory of a peer, and look for what it may do next."""
         socket = peer.socket
+        self._go_on(peer)
         taken = 0 if peer.has_ended and peer.got is None else max(peer.size - ALLOWANCE, 0)
         socket.used += taken - peer.taken
         peer.taken = taken
@@ -526,8 +554,8 @@ class Network:
                 peer = socket.ready.popleft()
                 peer.is_ready = False
                 if (got := peer.got) is not None:
-                    peer.got = None
-                    self._advance(peer)
+                    peer.got, peer.is_held = None, True
+                    self._go_on(peer)
                     if peer.has_ended:
                         self._end(peer, "")
                     self._settle(peer)
@@ -609,6 +637,7 @@ def _local(path: str) -> sockets.socket:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise Unavailable(f"ipc://{path} cannot be bound: {path} is there, and is no socket")
         with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.setblocking(False)  # it may be there, and accept nobody
             if probe.connect_ex(path) != errno.ECONNREFUSED:
                 raise Unavailable(f"ipc://{path} cannot be bound: another server uses it")
         os.unlink(path)

@@ -206,4 +206,4 @@ def figures(values: Mapping[str, object]) -> list[bytes]:
 
 def complaint(why: str) -> list[bytes]:
     """Return the monitor's answer to what it does not understand."""
-    return [DELIMITER, f"error: {why}".encode()]
+    return [DELIMITER, f"error: {why}".encode(errors="replace")]

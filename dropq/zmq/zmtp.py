@@ -115,6 +115,8 @@ class Conversation:
                 got = Got(self._frames, self._whole, self._bytes + FRAME * len(self._frames))
                 self._frames, self._bytes, self._whole = [], 0, True
                 return got
+        if self._at == len(self._data):
+            self._data, self._at = b"", 0  # which may be much, and nobody counts it
         return None
 
     def encoded(self, frames: Sequence[bytes], flags: int = 0) -> list[bytes]:

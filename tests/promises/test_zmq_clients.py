@@ -29,7 +29,8 @@ zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dr
 from test_zmq import Certificates  # noqa: E402
 from zeromq import ANY, GREETING, PING, Raw, Served, commanded, framed, served  # noqa: E402
 
-from dropq.zmq import monitor, server, zmtp  # noqa: E402
+from dropq.errors import Unavailable  # noqa: E402
+from dropq.zmq import monitor, server, wire, zmtp  # noqa: E402
 from dropq.zmq import sockets as network  # noqa: E402
 from dropq.zmq.keys import is_private  # noqa: E402
 from dropq.zmq.server import Terms  # noqa: E402
@@ -48,6 +49,8 @@ def serving(queue: Queue) -> Iterator[Served]:
         yield serving
 
 
+HANGS = 60.0
+HELLO = GREETING + b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER"
 MESSAGE = framed(b"id", b"", b"body")
 STORED = [b"id", b"1", b""]
 
@@ -112,6 +115,25 @@ def test_signs_of_life_are_answered_while_the_disk_is_slow(tmp_path: Path, monke
                 assert raw.frame() == (4, b"\4PONGtext")
             goes_on.set()
             assert client.message() == STORED
+
+
+def test_with_keys_signs_of_life_are_no_messages(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "HEARTBEAT", 0.2)
+    keys = Certificates(tmp_path / "keys")
+    consumers, producers = keys.make("consumers"), keys.make("producers")
+    with served(queue, keys=str(keys.folder)) as serving:
+        consumer = serving.consumer(**consumers)
+        producer = serving.producer(**producers, heartbeat_ivl=50, heartbeat_timeout=int(1000 * HANGS))
+        until(lambda: any(peer.talk.pongs > 1 for peer in _peers(serving, "send")), "signs of life of a consumer")
+        heard = next(iter(_peers(serving, "receive"))).heard
+        until(lambda: next(iter(_peers(serving, "receive"))).heard > heard, "a sign of life of a producer")
+        producer.send_multipart([b"id", b"", b"body"])
+        assert producer.recv_multipart() == STORED
+        assert consumer.recv_multipart()[-1] == b"body"
+
+
+def _peers(serving: Served, name: str) -> list[network.Peer]:
+    return list(serving.server._sockets[name].peers)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -200,6 +222,38 @@ def test_a_producer_that_reads_no_answers_is_read_no_more_and_gets_them_all_late
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
+def test_what_was_said_waits_while_answers_are_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network.Network()
+    try:
+        socket = net.make("receive", most=1000, hwm=10)
+        client = Raw(net.bind(socket, ANY), None)
+        peer = _let_in(net, socket, client, b"")
+        client.say(framed(b"id") * 100)
+        answer, taken = b"x" * 1_000_000, 0
+        while (got := _next(net, socket)) is not None:
+            taken += 1
+            network.answered(got, [answer])
+            assert peer.unsent <= network.UNREAD + 2 * 1_000_010  # one was taken before
+        assert taken < 100
+        reader = threading.Thread(target=lambda: [client.message() for _ in range(100)])
+        reader.start()
+        while taken < 100:
+            if (got := _next(net, socket)) is not None:
+                taken += 1
+                network.answered(got, [answer])
+        while reader.is_alive():
+            net.poll(0.01)
+    finally:
+        net.close()
+
+
+def _next(net: network.Network, socket: network.Socket) -> network.Peer | None:
+    """Return the peer of a message that came, or comes at once."""
+    net.poll(0.2 if not socket.ready else 0)
+    got = network.received(socket)
+    return None if got is None else got[0]
+
+
 def test_the_kernel_asks_whether_the_machine_of_a_client_is_there(serving: Served) -> None:
     clients = [Raw(serving.bound[name], type) for name, type in (("receive", b"DEALER"), ("send", b"ROUTER"))]
     for name in ("receive", "send"):
@@ -255,6 +309,25 @@ def test_connections_alone_do_not_keep_messages_from_going_out(queue: Queue, nam
         assert last.message()
         process.send_signal(signal.SIGTERM)
         assert f"{name}: others wait for a connection: it has 26 connections" in process.communicate()[1]
+
+
+def test_two_addresses_of_a_socket_that_is_full_end_no_server() -> None:
+    net = network.Network()
+    try:
+        socket = net.make("monitor", most=0, hwm=10)
+        socket.most_peers = 2
+        addresses = [net.bind(socket, ANY), net.bind(socket, ANY)]
+        clients = [_tried(address) for address in addresses * 3]
+        while len(socket.peers) < 2:
+            net.poll(1)
+        assert not socket.accepts
+        for client in clients:
+            client.close()
+        while socket.peers:
+            net.poll(1)
+        assert socket.accepts
+    finally:
+        net.close()
 
 
 def _tried(address: str) -> sockets.socket:
@@ -386,7 +459,22 @@ def test_consumers_that_have_gone_leave_nothing(serving: Served) -> None:
     until(lambda: not socket.peers and not socket.takers, "all to be forgotten")
 
 
+def test_a_consumer_that_stops_with_memory_that_others_wait_for_loses_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "POOL", 3_000_000)
+    monkeypatch.setattr(network, "STALL", 1.0)
+    monkeypatch.setattr(network, "HEARTBEAT", 6000.0)
+    queue.send_many([b"x" * 1_000_000] * 60)
+    with served(queue, ack_timeout=600) as serving:
+        lazy = [Raw(serving.bound["send"], b"ROUTER") for _ in range(40)]
+        until(lambda: serving.server._consumers.blocked, "no more to go out")
+        assert len(serving.consumer().recv_multipart()[-1]) == 1_000_000
+        assert lazy
+
+
 def test_what_consumers_do_not_read_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "STALL", 6000.0)
     monkeypatch.setattr(network, "POOL", 3_000_000)
     queue.send_many([b"x" * 1_000_000] * 40)
     with served(queue, ack_timeout=600) as serving:
@@ -397,6 +485,37 @@ def test_what_consumers_do_not_read_is_bounded(queue: Queue, monkeypatch: pytest
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_says_more_than_a_round_can_read_has_one_turn_and_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "ROUND", 0.0)
+    net = network.Network()
+    try:
+        socket = net.make("receive", most=1000, hwm=10)
+        address = net.bind(socket, ANY)
+        floods = [Raw(address, None) for _ in range(5)]
+        peers = [_let_in(net, socket, client, b"") for client in floods]
+        for client in floods:
+            client.say(PING * 20_000)
+        silent, other = Raw(address, None), Raw(address, None)
+        for _ in range(20):
+            net.poll(0)
+            assert len(net._later) <= len(socket.peers)
+        assert len(socket.peers) == 7
+        assert all(peer.heard > peers[-1].heard - 600 for peer in peers)
+        other.say(HELLO + MESSAGE)
+        for _ in range(20):
+            net.poll(0)
+        assert socket.ready
+        monkeypatch.setattr(net, "_new", dict.fromkeys(net._new, 0.0))
+        net._ticks_at = 0.0
+        for _ in range(20):
+            net.poll(0)
+        assert silent.has_ended()
+    finally:
+        net.close()
 
 
 def test_who_asks_the_monitor_without_end_holds_up_nobody(serving: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,6 +638,25 @@ def test_by_default_the_monitor_is_also_where_pzq_has_it(
         with by_default(queue, monkeypatch, path) as serving:
             assert serving.figures()["queue"] == "orders"
         assert path.read_text() == "of somebody else"
+
+
+def test_where_somebody_accepts_nobody_a_server_is_refused_and_does_not_wait(tmp_path: Path) -> None:
+    path = f"{tmp_path}/s"
+    with sockets.socket(sockets.AF_UNIX) as busy, suppress(BlockingIOError):
+        busy.bind(path)
+        busy.listen(0)
+        waiting = [sockets.socket(sockets.AF_UNIX) for _ in range(10)]
+        try:
+            for one in waiting:
+                one.setblocking(False)
+                one.connect(path)
+        finally:
+            with pytest.raises(Unavailable, match="another server uses it"):
+                network._local(path)
+
+
+def test_a_monitor_is_answered_with_any_path() -> None:
+    assert wire.complaint("/m\udcfcller")[1] == b"error: /m?ller"
 
 
 def test_an_ipc_socket_is_private_in_a_sticky_folder(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_whatever_a_peer_says_nothing_but_broken_is_raised(start: bytes, data: b
         return
 
 
+def test_what_was_read_of_a_long_frame_is_not_kept() -> None:
+    talk = Conversation(b"ROUTER", most=1 << 20, frames=10)
+    data = HELLO + framed(b"id", b"", b"x" * (1 << 20))
+    while data:
+        talk.feed(data[: talk.wants])
+        data = data[talk.wants :]
+        while talk.next() is not None:
+            pass
+    assert talk.size == len(talk._data) == 0
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -133,10 +144,10 @@ class Client:
         _, properties = self.curve.shake(b"INITIATE", change(self.initiate(welcome)), b"")
         return properties
 
-    def message(self, number: int, frame: bytes) -> bytes:
+    def message(self, number: int, frame: bytes, flags: int = 0) -> bytes:
         """Return a frame as it is sent."""
         nonce = number.to_bytes(8)
-        box = _box(b"\0" + frame, b"CurveZMQMESSAGEC" + nonce, self.theirs, self.short.secret)
+        box = _box(bytes([flags]) + frame, b"CurveZMQMESSAGEC" + nonce, self.theirs, self.short.secret)
         return b"\7MESSAGE" + nonce + box
 
 
@@ -154,6 +165,17 @@ def test_who_has_a_key_is_let_in_and_heard_once() -> None:
     ):
         with pytest.raises(Broken):
             client.curve.opened(message)
+
+
+def test_a_box_has_a_bit_of_its_own_for_a_command() -> None:
+    client = Client()
+    client.shake()
+    assert client.curve.opened(client.message(3, b"\4PING\0\0", 2)) == (4, b"\4PING\0\0")
+    assert client.curve.opened(client.message(4, b"one", 1)) == (1, b"one")
+    for flags, boxed in ((0, 0), (1, 1), (4, 2)):
+        said = client.curve.boxed(flags, b"x")
+        text = _open(said[16:], b"CurveZMQMESSAGES" + said[8:16], client.theirs, client.short.secret)
+        assert text == bytes([boxed]) + b"x"
 
 
 def flipped(data: bytes, at: int) -> bytes:
