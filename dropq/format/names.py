@@ -537,7 +537,14 @@ def order(name: Name, arrival: int) -> tuple[int, str, str]:
 
 def bundle_mark(name: Name) -> str:
     """Return what the copy marks of all parts of a bundle begin with, if another bundle may have its id; else ""."""
-    return name.copy[:BUNDLE_MARK] if _MARK.fullmatch(name.copy) else ""
+    if _MARK.fullmatch(name.copy):
+        return name.copy[:BUNDLE_MARK]
+    return credit_mark(name) if name.first and not name.generated else ""
+
+
+def credit_mark(name: Name) -> str:
+    """Return the mark of a bundle that came under a credit, which what is left of it bears in place of a copy mark."""
+    return hashlib.sha256(name.via.encode()).hexdigest()[:BUNDLE_MARK] if name.via else ""
 
 
 def copy_mark(name: Name) -> str:

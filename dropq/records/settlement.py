@@ -281,7 +281,7 @@ class RecordTransitions(Transitions):
     def _copy_mark(self, name: Name) -> str:
         """Return the copy mark of a part: another bundle may have an id that is not a generated one, and its time."""
         if not name.generated and not names.bundle_mark(name):
-            return self._bundle_mark + names.random_hex(names.COPY_MARK)
+            return (names.credit_mark(name) or self._bundle_mark) + names.random_hex(names.COPY_MARK)
         return names.copy_mark(name)
 
     def _arrival(self, claim: Claim) -> int:

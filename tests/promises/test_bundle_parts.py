@@ -438,6 +438,20 @@ def test_bundles_of_one_id_that_came_in_one_millisecond_are_not_put_together_how
     assert sorted(bodies(queue)) == [b"1\n2\n3\n", b"4\n5\n6\n"]
 
 
+def test_records_of_a_file_that_a_selector_moved_here_are_put_together_however_often_it_was_settled(root: Root) -> None:
+    start, queue = (root.create_queue(name, durability="none", redelivery_delay="0s") for name in ("start", "end"))
+    start.add_selector("on", to="end", credit=5)
+    put(start, "target", b"1\n2\n3\n", id="day.jsonl")
+    assert start.route() == {"on": 1}
+    for _ in range(3):
+        message = take(queue)
+        next(iter(message.records())).reject("no")
+        message.release()
+    assert queue.counts()["error"] == 3
+    assert [outcome.ok for outcome in queue.requeue(["day.jsonl"], whole=True)] == [True]
+    assert bodies(queue) == [b"1\n2\n3\n"]
+
+
 def test_two_records_of_a_number_are_both_kept_unless_their_bundle_has_an_id_of_its_own(make: Make) -> None:
     queue = make()
     for _ in range(2):
