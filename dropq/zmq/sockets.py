@@ -133,6 +133,9 @@ class Network:
 
     While that thread is away for longer than `AWAY`, as a slow disk lets it be, another one reads and writes for it, so
     that clients with signs of life see that the server lives.
+
+    Attributes:
+        lock: is held by who reads, writes, or looks for who takes a message.
     """
 
     def __init__(self) -> None:
@@ -145,7 +148,7 @@ class Network:
         self._later = list[tuple[selectors.SelectorKey, int]]()
         self._paths = dict[str, int]()
         self._watched: int | None = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._left_at: float | None = time.monotonic()  # when the thread that serves went away
         self._closed = threading.Event()
         self._deputy = threading.Thread(target=self._stand_in, name="dropq-zmq-network", daemon=True)
@@ -184,10 +187,11 @@ class Network:
         else:
             host, port = listener.getsockname()[:2]
             bound = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        socket.listeners.append(listener)
-        if socket.accepts:
-            self._selector.register(listener, _READ, socket)
-        self._accept_more(socket)
+        with self.lock:
+            socket.listeners.append(listener)
+            if socket.accepts:
+                self._selector.register(listener, _READ, socket)
+            self._accept_more(socket)
         return bound
 
     def watch(self, fd: int) -> None:
@@ -229,17 +233,17 @@ class Network:
         Returns:
             Whether a watched descriptor can be read; None if nothing at all has happened.
         """
-        with self._lock:
+        with self.lock:
             self.flush()
             self._left_at = None
         ready = self._selector.select(0 if self._later else max(seconds, 0))
-        with self._lock:
+        with self.lock:
             self._left_at = time.monotonic()
             return self._round(ready)
 
     def _stand_in(self) -> None:
         while not self._closed.wait(AWAY):
-            with self._lock:
+            with self.lock:
                 if self._left_at is not None and time.monotonic() - self._left_at > AWAY:
                     self._round(self._selector.select(0))
                     self.flush()
@@ -290,7 +294,7 @@ class Network:
 
     def flush(self) -> None:
         """Send what was answered, as far as it goes without waiting."""
-        with self._lock:
+        with self.lock:
             unflushed, self._unflushed = self._unflushed, {}
             for peer in unflushed:
                 if not peer.has_ended:
@@ -299,7 +303,7 @@ class Network:
 
     def drop(self, peer: Peer, why: str = "") -> None:
         """End a connection; what had come of it whole can still be taken, unless there is a reason."""
-        with self._lock:
+        with self.lock:
             self._end(peer, why)
 
     def _end(self, peer: Peer, why: str) -> None:
@@ -549,7 +553,7 @@ class Network:
 
     def take(self, socket: Socket) -> tuple[Peer, Got] | None:
         """Return a peer, and what it said; peers take turns."""
-        with self._lock:
+        with self.lock:
             while socket.ready:
                 peer = socket.ready.popleft()
                 peer.is_ready = False
@@ -564,7 +568,7 @@ class Network:
 
     def give(self, peer: Peer, frames: Sequence[bytes]) -> None:
         """Send a message to a peer, at the next `flush`."""
-        with self._lock:
+        with self.lock:
             self._send(peer, peer.talk.encoded(frames))
 
 
@@ -575,9 +579,10 @@ def received(socket: Socket) -> tuple[Peer, Got] | None:
 
 def is_writable(socket: Socket) -> bool:
     """Return whether a peer takes another message now."""
-    if not _has_takers(socket):
-        socket.network.flush()  # who has taken what was on its way takes more
-    return _has_takers(socket) and socket.used < POOL
+    with socket.network.lock:
+        if not _has_takers(socket):
+            socket.network.flush()  # who has taken what was on its way takes more
+        return _has_takers(socket) and socket.used < POOL
 
 
 def _has_takers(socket: Socket) -> bool:
@@ -589,15 +594,16 @@ def _has_takers(socket: Socket) -> bool:
 
 def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
     """Send a message to the peer whose turn it is, at the next `flush`; return False if nobody takes it now."""
-    if not is_writable(socket):
-        return False
-    peer = socket.takers.popleft()
-    socket.network.give(peer, frames)
-    peer.ends.append(peer.written + peer.unsent)
-    if not peer.takes:
-        peer.is_taker = False
-    else:
-        socket.takers.append(peer)
+    with socket.network.lock:  # nobody else ends a connection meanwhile
+        if not is_writable(socket):
+            return False
+        peer = socket.takers.popleft()
+        socket.network.give(peer, frames)
+        peer.ends.append(peer.written + peer.unsent)
+        if not peer.takes:
+            peer.is_taker = False
+        else:
+            socket.takers.append(peer)
     return True
 
 

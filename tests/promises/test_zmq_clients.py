@@ -136,6 +136,23 @@ def _peers(serving: Served, name: str) -> list[network.Peer]:
     return list(serving.server._sockets[name].peers)
 
 
+def test_who_serves_and_who_stands_in_hand_out_one_at_a_time() -> None:
+    net = network.Network()
+    try:
+        socket = net.make("send", most=0, hwm=10)
+        peer = _let_in(net, socket, Raw(net.bind(socket, ANY), None), b"")
+        sends = threading.Thread(target=network.sent, args=(socket, [b"key"]))
+        with net.lock:
+            sends.start()
+            sends.join(0.2)
+            assert list(socket.takers) == [peer]
+            net.drop(peer)
+        sends.join()
+        assert not socket.takers
+    finally:
+        net.close()
+
+
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
