@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from dropq.api import Queue
@@ -30,6 +31,8 @@ Place = tuple[str, str]
 LISTINGS = 5
 #: Where a message may be missing, its states are listed again only after so many times as long as the listing took.
 PATIENCE = 10
+#: How long before a listing a file was renamed, in ms, if its ctime says for sure that it was not renamed since.
+RECENT = 1000
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -113,12 +116,14 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
     begun = context.clock.now_ms()
     plans = {state: Planned([]) for state in states}
     listings: list[tuple[str, dict[Identity, str]]] = []
+    shown: list[tuple[str, Sequence[str]]] = []
     known: set[Identity] = set()
     several: dict[Identity, list[Place]] = {}
     for number in range(LISTINGS if len(states) > 1 else 1):
         unseen: set[Identity] = set()
         for state in sorted(states, key=_IN_ORDER.index):
-            new = _planned(context, state, listing(state), plans[state])
+            shown.append((state, (found := listing(state)).names))
+            new = _planned(context, state, found, plans[state])
             identities = [new.identities.get(file) or str(_told(context, file)) for file in new.names]
             ids = dict(zip(identities, new.names, strict=True))
             for earlier, others in listings:
@@ -135,7 +140,7 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
             plans[state] = plans[state].and_then(new)
         if number and not any(_is_of_before(identity, begun) for identity in unseen):
             break
-    left = {*_left(context, several)}
+    left = {*_left(context, several, shown, begun)}
     return {
         state: planned._replace(names=[file for file in planned.names if (state, file) not in left])
         for state, planned in plans.items()
@@ -175,15 +180,41 @@ def _are_plain(found: ListedFiles) -> bool:
     return not found.arrivals and "~" not in joined and joined.count(".") == 2 * len(found.names)
 
 
-def _left(context: QueueContext, several: Mapping[Identity, list[Place]]) -> Iterator[Place]:
-    """Yield the places that messages have left, of those that were seen in several; a copy in two places is in both."""
+def _left(
+    context: QueueContext,
+    several: Mapping[Identity, list[Place]],
+    shown: Sequence[tuple[str, Sequence[str]]],
+    begun: int,
+) -> Iterator[Place]:
+    """Yield the places that messages have left, of those that were seen in several; a copy in two places is in both.
+
+    After a replay, several messages have one id and one body. A file that was listed again after all others had been,
+    none of which was renamed since the listings began, was another message than they are, wherever it is now.
+
+    Args:
+        context: the queue.
+        several: the places where messages were seen.
+        shown: the listings, in order: of which state, and the names.
+        begun: when they began, in ms since 1970.
+    """
+    listings = [(state, {*filenames}) for state, filenames in shown] if several else []
     for identity, places in several.items():
         there: dict[int, Place] = {}
+        changed = 0
         for state, file in places:  # RACE: what moves on between two looks counts once, where it was seen last
-            inode = reading.inode_or_none(f"{context.layout.folder(state)}/{file}")
-            if inode is not None and identity == _identity(context, state, file):
-                there[inode] = state, file
+            path = f"{context.layout.folder(state)}/{file}"
+            with suppress(OSError):
+                found = os.lstat(path)
+                if identity == _identity(context, state, file):
+                    there[found.st_ino] = state, file
+                    changed = max(changed, found.st_ctime_ns // 1_000_000)
         kept = {*there.values()} or {places[-1]}
+        if changed < begun - RECENT and there:
+            seen = {
+                (state, file): [number for number, each in enumerate(listings) if each[0] == state and file in each[1]]
+                for state, file in places
+            }
+            kept |= {place for place in seen if all(seen[place][-1] > seen[other][0] for other in {*seen} - {place})}
         yield from (place for place in places if place not in kept)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import pytest
-from helpers import base, drop, make_queue, names_in, reopened, take, until, where
+from helpers import base, drop, make_queue, names_in, next_moment, reopened, take, until, where
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import types as t
@@ -32,6 +32,7 @@ from dropq import ConfigError, DropqError, LeaseLost, Message, NoSuchMessage, No
 from dropq.format.layout import STATES
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
+from dropq.spark import planned
 from dropq.spark.columns import COLUMNS, check_columns
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import BODY_FORMATS, ReadOptions
@@ -694,6 +695,28 @@ def test_a_message_that_goes_back_between_two_listings_is_one_row(
         rows = list(read_here(queue, "state string, value binary", state="target,processing,processed"))
     found = sorted((row["state"], row["value"]) for row in rows)
     assert found == [("target", body) for body in (b"0", b"1", b"2", b"foreign")]
+
+
+@pytest.mark.parametrize("message_id", [None, "chosen"])
+def test_a_replayed_message_that_moves_on_behind_the_last_listing_keeps_its_row_beside_the_first(
+    queue: Queue, message_id: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("body", message_id=message_id)
+    take(queue).ack()
+    queue.replay()
+    monkeypatch.setattr(planned, "RECENT", 0)
+    next_moment(base(queue))
+    left = planned._left
+    moved: list[Message] = []
+
+    def behind(*arguments: Any) -> Any:
+        moved.append(take(queue))
+        return left(*arguments)
+
+    monkeypatch.setattr(planned, "_left", behind)
+    rows = list(read_here(queue, "value string", state="target,processing,processed", bodyFormat="text"))
+    assert len(moved) == 1
+    assert [row["value"] for row in rows] == ["body", "body"]
 
 
 def test_a_name_that_the_next_file_takes_between_two_listings_stands_for_the_first_alone(
