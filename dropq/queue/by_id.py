@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
-from dropq.errors import LeaseLost, NoSuchMessage
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.format.claims import BodyVersion, Claim, split_receipt
 from dropq.format.layout import SETTLED
 from dropq.format.message_file import MessageFile
@@ -123,9 +123,21 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
                 if context.settling.version(f"{context.layout.folder(state)}/{file.filename}") != delivered.body:
                     continue
                 if (claim := _taken(context, file, state, subscription)) is not None:
-                    Transitions(context).archive(claim)
+                    _archive(context, claim, waited=state != "processing")
                     return True
     return False
+
+
+def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
+    """Acknowledge a message; if that fails, one that `waited` goes back, as nobody else knows of its claim."""
+    transitions = Transitions(context)
+    try:
+        transitions.archive(claim)
+    except (DropqError, OSError):
+        if waited:
+            with suppress(DropqError, OSError):  # it was archived, and not synced
+                transitions.give_back(claim, counted=False, delay=0)
+        raise
 
 
 def _taken(context: QueueContext, file: MessageFile, state: str, subscription: Subscription) -> Claim | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from helpers import Clock, base, drop, until, where
 
-from dropq import Queue, Root
+from dropq import Queue, Root, StorageError
+from dropq.lifecycle.transitions import Transitions
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
 
@@ -157,6 +159,26 @@ def test_a_late_ack_settles_its_message_where_others_may_settle(tmp_path: Any, l
             until(lambda: not any(late.counts for late in consumers._late.values()), "the late ack to be read")
             assert sorted(where(queue)["target"]) == [b"0", b"1"]
         assert serving.figures()["acks_late"] == ("1" if leasing == "sublet" else "0")
+
+
+def test_a_late_ack_that_the_disk_refuses_leaves_its_message_where_it_waits(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise StorageError("the disk is full", path="", errno=errno.ENOSPC)
+
+    queue = make(tmp_path)
+    with served(queue, ack_timeout=SHORT) as serving:
+        consumer, consumers = serving.consumer(), serving.server._consumers
+        drop_twin(queue, 0)
+        late = consumer.recv_multipart()
+        consumers.deliver = lambda: None  # type: ignore[method-assign]
+        until(lambda: where(queue) == {"target": [b"0"]}, "the end of its time")
+        read = counting(serving)
+        monkeypatch.setattr(Transitions, "archive", refuse)
+        ack(consumer, late)
+        until(lambda: read, "the late ack to be read")
+        assert where(queue) == {"target": [b"0"]}
 
 
 def test_a_late_ack_settles_what_another_consumer_holds(tmp_path: Any) -> None:
