@@ -39,7 +39,7 @@ KEEPALIVE = (30, 10, 3)
 #: Bytes of memory for each connection, for all together beside that, and that a peer may leave unread.
 ALLOWANCE, POOL, UNREAD = 64 << 10, 64 << 20, 256 << 10
 #: Connections that may wait to be accepted, and that are accepted in one round; seconds of a round for other events.
-BACKLOG, ACCEPTED, ROUND = 128, 64, 0.1
+BACKLOG, ACCEPTED, ROUND = 1024, 64, 0.1
 #: Seconds after which another thread reads and writes while the one that serves is away.
 AWAY = 0.25
 #: A share of the process's descriptors is not for connections, and at least so many.

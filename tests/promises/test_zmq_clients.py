@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,22 @@ def test_connections_alone_do_not_keep_messages_from_going_out(queue: Queue, nam
         assert last.message()
         process.send_signal(signal.SIGTERM)
         assert f"{name}: others wait for a connection: it has 26 connections" in process.communicate()[1]
+
+
+@pytest.mark.skipif(
+    not (path := Path("/proc/sys/net/core/somaxconn")).exists() or int(path.read_text()) < 512,
+    reason="the system lets fewer wait",
+)
+def test_many_clients_that_come_at_once_wait_for_no_second_try() -> None:
+    net = network.Network()
+    try:
+        socket = net.make("receive", most=0, hwm=10)
+        host, port = net.bind(socket, ANY).removeprefix("tcp://").split(":")
+        with net.lock, ExitStack() as clients:
+            for _ in range(300):
+                clients.enter_context(sockets.create_connection((host, int(port)), 30))
+    finally:
+        net.close()
 
 
 def test_two_addresses_of_a_socket_that_is_full_end_no_server() -> None:
