@@ -19,11 +19,13 @@ from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
-from dropq.lifecycle.claims import claimed_files, committed, committed_files
+from dropq.lifecycle.claims import committed, committed_files, held_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.lifecycle.transitions import Transitions
+from dropq.policies.barrier import all_shares, given_back, number_before
+from dropq.policies.fair_share import FairShare
 from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
@@ -110,15 +112,19 @@ class _Snapshot:
         self._ahead = 0
         self._held_topic: str | None = None  # what holds the first message that waits, once it was met
         shares = _barrier_shares(context)
-        self._claims = [file.claim for file in claimed_files(context) if file.filename[0] != "."]
+        held = held_files(context)
+        self._claims = [file.claim for file in held]
         self._committed = sum(1 for _ in committed_files(context))
         owners = {claim.owner for claim in self._claims if claim is not None}
         self._barriers_out = {token: holders for token, holders in shares.items() if token in owners}
         known = liveness.known(context.layout.consumers)
         self._dead = {name for name in known if liveness.is_dead(context.layout.consumers, name)}
         self._alive = known - self._dead
-        delayed = map(context.sidecars.parse, reading.names_in(context.layout.delayed))
-        self._given_back = sum(1 for name in delayed if name.delivery_count)
+        self._given_back = given_back(context)
+        self._turns: FairShare | None = None
+        if context.config.fairness_model != "fast":
+            self._turns = FairShare(context, "", allowed=None, filter=None, lasting=False)
+            self._turns.look(held)
 
     # -- messages that wait ----------------------------------------------------------------------------------------
 
@@ -142,8 +148,9 @@ class _Snapshot:
             return "filter", "it does not match the queue's filter: no consumer gets it"
         if self._context.layout.is_topic:
             return self._routed(file) or self._undistributed(file)
-        sent_on = self._routed(file) or self._selected(file)
-        return self._behind_barrier(file) or self._over_backlog() or sent_on or self._ready()
+        routed = self._routed(file)
+        sent_on = routed or self._selected(file)
+        return self._behind_barrier(file, routed) or self._over_backlog() or sent_on or self._ready(file)
 
     def _undistributed(self, file: MessageFile) -> _Why:
         if topic_checks.is_closed(self._context, file):
@@ -163,27 +170,28 @@ class _Snapshot:
             return f"{cause}: it waits for {patience} after that, and settle_time sets another time"
         return f"it was changed just now, so somebody may still write to it: it waits for settle_time, {patience}"
 
-    def _behind_barrier(self, file: MessageFile) -> _Why | None:
+    def _behind_barrier(self, file: MessageFile, routed: _Why | None) -> _Why | None:
         if self._is_barrier is None:
             return None
         for token, holders in self._barriers_out.items():
             return "barrier", f"it waits until the barrier with the claim {token} is settled", holders
         if self._barrier is not None:
             return "barrier", f"it waits behind the barrier {self._barrier}"
-        if self._is_barrier(file):
+        if routed is None and self._is_barrier(file):
             self._barrier = file.name.id
-            return self._first_barrier()
+            return self._first_barrier(file)
         self._ahead += 1
         return None
 
-    def _first_barrier(self) -> _Why:
+    def _first_barrier(self, file: MessageFile) -> _Why:
+        returned = number_before(file, self._given_back)
         held = len(self._claims) + self._committed
-        if self._ahead or held or self._given_back:
+        if self._ahead or held or returned:
             before = ", ".join(
                 (
                     _number(self._ahead, "waits", "wait"),
                     _number(held, "is held", "are held"),
-                    _number(self._given_back, "was given back", "were given back"),
+                    _number(returned, "was given back", "were given back"),
                 )
             )
             return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
@@ -207,25 +215,16 @@ class _Snapshot:
 
     def _selected(self, file: MessageFile) -> _Why | None:
         """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
-        prospect = self._outlook.of(file)
-        if prospect is None or self._alive:
-            return None
-        return "selector", prospect.says
+        plan = self._outlook.of(file)
+        return None if plan.op == "leave" or self._alive else ("selector", plan.says)
 
-    def _ready(self) -> _Why:
-        turns = self._next_turns()
-        if turns:
+    def _ready(self, file: MessageFile) -> _Why:
+        rivals = () if self._turns is None else (one.subscription for one in self._turns.rivals(file))
+        if turns := tuple(one for one in rivals if one not in self._dead):
             return "turn", "it goes to the subscription whose turn it is, which has a moment to ask for it", turns
         if not self._alive:
             return "ready", "no consumer is subscribed: the first that asks gets it"
         return "ready", "the first subscription that asks gets it", tuple(sorted(self._alive))
-
-    def _next_turns(self) -> tuple[str, ...]:
-        if self._context.config.fairness_model == "fast":
-            return ()
-        from dropq.policies.fair_share import waiting_by_turn
-
-        return waiting_by_turn(self._context)
 
     def _holders(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(claim.subscription if claim else "a script" for claim in self._claims))
@@ -369,8 +368,6 @@ def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:
     """Return, by the claim of each barrier, the subscriptions that have not settled their shares of it."""
     if not reading.is_there(context.layout.barriers, context.clock):
         return {}
-    from dropq.policies.barrier import all_shares
-
     return {
         shares.token: tuple(sorted(share.subscription for share in shares.claims())) for shares in all_shares(context)
     }

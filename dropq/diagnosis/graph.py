@@ -180,10 +180,10 @@ class _Look:
             return
         waiting, untaken = Counter[str](), Counter[str]()
         for message in islice(browsing.listed(context, "target"), LOOKED_AT) if counts.get("target") else ():
-            prospect = outlook.of(message)
-            if prospect is not None and prospect.stays:
-                waiting.update(prospect.selectors)
-                untaken.update(() if prospect.selectors else (prospect.says,))
+            plan = outlook.of(message)
+            if plan.op == "stay":
+                waiting.update(plan.selectors)
+                untaken.update(() if plan.by else (plan.says,))
         for one in outlook.selectors.in_use:
             self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
         for says, count in untaken.items():
@@ -191,7 +191,7 @@ class _Look:
 
     def _edge_of(self, context: QueueContext, one: InUse, outlook: Outlook, waiting: int) -> Edge:
         selector = one.selector
-        stuck = outlook.refused.get(selector.name, "") if waiting else outlook.unreachable(one)
+        stuck = outlook.refused.get(selector.name, "") if waiting else outlook.why_unreachable(one.selector.to)
         if stuck and waiting:
             stuck = f"{stuck.removeprefix('it has ')}; {messages(waiting)} waiting"
         return Edge(

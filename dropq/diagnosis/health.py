@@ -25,7 +25,7 @@ from dropq.format.claims import ZMQ, client_of
 from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
-from dropq.lifecycle.claims import claimed_files, committed_files
+from dropq.lifecycle.claims import committed_files, held_files
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import addresses, remedy
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
@@ -226,7 +226,7 @@ class _Snapshot:
         self._now = context.clock.now_ms()
         # RACE: messages move on between these listings, so that a message may be counted twice, or not at all.
         self._waiting, self._delayed = list(self._files("target")), list(self._files("delayed"))
-        self._held = [file for file in claimed_files(context) if not self._ignored(file.filename)]
+        self._held = held_files(context)
         self.counts = {
             "target": len(self._waiting),
             "delayed": len(self._delayed),

@@ -21,7 +21,7 @@ from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, circle_at, words
 from dropq.policies.selectors import REMOVED
 from dropq.routing.looks import all_credits, idle_credits
-from dropq.routing.outlook import missing
+from dropq.routing.plans import missing
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe

@@ -36,6 +36,11 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
             yield context.sidecars.file(entry.name, folder)
 
 
+def held_files(context: QueueContext) -> list[MessageFile]:
+    """List the messages in processing/, of consumers and of scripts."""
+    return [file for file in claimed_files(context) if not context.sidecars.ignored(file.filename)]
+
+
 def committed_files(context: QueueContext) -> Iterator[MessageFile]:
     """List the messages that were committed as a whole, and whose parts are not all moved yet.
 

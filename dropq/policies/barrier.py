@@ -45,6 +45,9 @@ log = logging.getLogger("dropq")
 #: Milliseconds after which a sweep removes a folder that is hidden or without a claim; it takes no policy lock.
 STAGING_AGE = 60_000
 
+#: What sorts messages by time, whatever their priority.
+Place = tuple[str, str]
+
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
 _WHY = ".why.json"
 
@@ -65,7 +68,7 @@ class Barrier:
         self.matches = wanting(context, context.config.barrier_expression)
         self._out: Shares | None = None
         self._came_back = False
-        self._delayed: list[tuple[str, str]] = []
+        self._delayed: list[Place] = []
 
     def look(self, claimed: Collection[MessageFile]) -> bool:
         """Find the barrier that is handed out, if any, and finish what a crash left.
@@ -130,8 +133,7 @@ class Barrier:
 
         Call it before target/ is listed: a message that a sweep moves there meanwhile is in one listing or in both.
         """
-        delayed = map(self._context.sidecars.file, reading.names_in(self._context.layout.delayed))
-        self._delayed = [_place(file) for file in delayed if file.name.delivery_count > 0]
+        self._delayed = given_back(self._context)
 
     def hand_out(self, file: MessageFile, *, alone: Callable[[], bool]) -> None:
         """Hand out a barrier, unless a delayed message is before it; nothing else may be claimed, or wait before it.
@@ -141,7 +143,7 @@ class Barrier:
             alone: returns whether this consumer still has the policy lock.
         """
         context = self._context
-        if any(place < _place(file) for place in self._delayed):
+        if number_before(file, self._delayed):
             return
         token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(context, token)
@@ -460,7 +462,19 @@ def _is_free(share: Claim) -> bool:
     return share.owner == claim_owner(share.subscription, 0)
 
 
-def _place(file: MessageFile) -> tuple[str, str]:
+def given_back(context: QueueContext) -> list[Place]:
+    """Return the places of the delayed messages that were delivered before: these are not settled."""
+    delayed = map(context.sidecars.file, reading.names_in(context.layout.delayed))
+    return [_place(file) for file in delayed if file.name.delivery_count > 0]
+
+
+def number_before(file: MessageFile, places: Iterable[Place]) -> int:
+    """Return how many of some places are before a message's."""
+    own = _place(file)
+    return sum(place < own for place in places)
+
+
+def _place(file: MessageFile) -> Place:
     """Return what sorts messages by time, whatever their priority."""
     _, time, name = names.order(file.name, file.arrival)
     return time, name

@@ -85,10 +85,14 @@ class FairShare:
         if self._proportional and self._others:
             self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
 
+    def rivals(self, file: MessageFile) -> list[Ticket]:
+        """Return the other subscriptions that wait, would take a message, and come before this one: the next first."""
+        return sorted((one for one in self._others if self._is_before(one) and self._takes(one, file)), key=self._place)
+
     def is_anothers(self, file: MessageFile) -> bool:
         """Return whether a message is to be left to another subscription, which waits and would take it."""
-        while rivals := [other for other in self._others if self._is_before(other) and self._takes(other, file)]:
-            first = min(rivals, key=self._place)
+        while rivals := self.rivals(file):
+            first = rivals[0]
             if not self._is_passed_over(first):
                 return True
             self._others.remove(first)
@@ -181,13 +185,6 @@ def _tickets(folder: str) -> dict[str, Ticket]:
         if match := _TICKET.fullmatch(file):
             tickets[match[1]] = Ticket(match[1], int(match[2]), int(match[3]), match[4] == "waits")
     return tickets
-
-
-def waiting_by_turn(context: QueueContext) -> tuple[str, ...]:
-    """Return the subscriptions that wait, the longest without a turn first."""
-    tickets = _tickets(context.layout.turns).values()
-    waiting = sorted((ticket.turn, ticket.subscription) for ticket in tickets if ticket.waits)
-    return tuple(subscription for _, subscription in waiting)
 
 
 def clear(context: QueueContext, known: Collection[str]) -> int:

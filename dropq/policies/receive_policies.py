@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dropq.format.claims import Claim
-from dropq.format.layout import ignoring
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claimed_files
+from dropq.lifecycle.claims import held_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
@@ -57,7 +56,6 @@ class ReceivePolicies:
     ) -> None:
         config = context.config
         self._context = context
-        self._ignored = ignoring(config.ignore)
         self._belongs = belonging(context)
         self._lock = PolicyLock(context)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
@@ -93,19 +91,15 @@ class ReceivePolicies:
             yield alone
 
     def _look(self) -> None:
-        self._claimed = self._listed()
+        self._claimed = held_files(self._context)
         if self._turns is not None:
             self._turns.look(self._claimed)
         if self._barrier is not None:
             self.view_is_old |= self._barrier.look(self._claimed)
             if self._barrier.is_out:
                 self.wait_at_barrier()
-        if self._backlog is not None and not self._backlog.has_room(self._claimed, self._listed):
+        if self._backlog is not None and not self._backlog.has_room(self._claimed, lambda: held_files(self._context)):
             self._wait(RECHECK)
-
-    def _listed(self) -> list[MessageFile]:
-        """List all claimed files."""
-        return [file for file in claimed_files(self._context) if not self._ignored(file.filename)]
 
     def _wait(self, recheck: float) -> None:
         self.must_wait, self.recheck = True, recheck

@@ -68,6 +68,8 @@ class InUse:
         self._mark = os.urandom(8).hex().encode()
         self._spent = selector.credit or 0  # at the most: it is counted before the first is spent
         self._counted_until = 0.0
+        #: How many more messages it is to have, as somebody foresees who moves none.
+        self.foreseen = 0
         #: When its credits may be counted again, by `time.monotonic()`, where that took long.
         self.counts_at = 0.0
 
@@ -89,7 +91,7 @@ class InUse:
         limit = self.selector.credit
         if limit is not None and self._spent >= limit and time.monotonic() >= self.counts_at:
             self._count()
-        return limit is None or self._spent < limit
+        return limit is None or self._spent + self.foreseen < limit
 
     def may_spend(self) -> bool:
         """Return whether it has a credit left; call this under the policy lock.
@@ -259,7 +261,7 @@ class Selectors:
         moving = [one for one in asked if one.selector.op != "copy"]
         if not asked and (default := self.of_role("default")) is not None:
             moving = [default]
-        moving.sort(key=lambda one: (one.busy, one.selector.name))
+        moving.sort(key=lambda one: (one.busy + one.foreseen, one.selector.name))
         if is_copied(self._context.layout.private, file.name):
             return Choice([], moving, stays=bool(copying))
         return Choice(copying, moving, stays=False)

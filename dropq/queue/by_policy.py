@@ -61,8 +61,7 @@ class Admission:
                     self._offers.refresh()  # a barrier that came back is before what was behind it
                     continue
                 if alone and is_barrier and not policies.must_wait:
-                    self._meet_barrier(file, again=met)
-                    met = True
+                    met |= self._meet_barrier(file, again=met)
                 if alone:
                     taken = self._take_alone(None if is_barrier else file)
                 if taken is not None:
@@ -107,7 +106,7 @@ class Admission:
         """Claim a message, unless it is to be left to another, or goes to a route; None when it is not ours."""
         policies = self.policies
         try:
-            if not policies.admits(file):
+            if self._offers.route_waiting(file) is not None or not policies.admits(file):
                 return None
             claim = self._transitions.claim(file, next(self._owners), self._deadline())
             if claim is None:
@@ -115,32 +114,34 @@ class Admission:
             elif policies.breaks():
                 self._transitions.give_back(claim, counted=False, delay=0)
                 return None
-            elif self._offers.route(file, claim):
-                return None
         except StorageError as error:
             self._offers.pass_over(file, error)
             return None
         return claim
 
-    def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> None:
-        """Hand out a barrier, or route it, if it is the first of what waits now; else take what is before it first.
+    def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> bool:
+        """Hand out a barrier if it is the first of what waits now; else take what is before it first.
 
         When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
+
+        Returns:
+            Whether it is a barrier still: a route may take it, and then it holds nothing back.
         """
         policies, offers = self.policies, self._offers
+        if barrier is not None and offers.route_waiting(barrier) is not None:
+            offers.next()
+            return False
         if not policies.is_ready_for_barrier():
-            return
+            return True
         offers.refresh()
         first = next(filter(policies.is_here, iter(offers.next, None)), None)
         if first is not None:
             offers.put_back(first)
             if barrier is not None and first.filename == barrier.filename:
-                if offers.route_waiting(first) is not None:
-                    offers.next()  # it went to a route, and holds nothing back
-                    return
                 policies.hand_out(first)
             elif again:
                 policies.wait_at_barrier()
+        return True
 
     def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""

@@ -9,98 +9,33 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 
-from dropq.config.selectors import Selector, may_return_to
-from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
-from dropq.format.addresses import check_address
+from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format.claims import Claim, router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
-from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.giving import row_to
-from dropq.lifecycle.known_queues import copied_in, is_copied, refuse_away
-from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.known_queues import copied_in, is_copied
 from dropq.lifecycle.transfers import Goal, own_mark
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
-from dropq.policies.selectors import InUse, Selectors, path_of
-from dropq.policies.send_limits import SendLimits
-from dropq.routing.unroutable import Unroutable
+from dropq.policies.selectors import InUse
+from dropq.routing.plans import Plan, Planner, Target
 from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.staging.receivers import Receiver, give_word, make_known
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
-from dropq.storage.mounts import rename_leads
-from dropq.topics.publishing import outlet
 
 log = logging.getLogger("dropq")
-
-#: Seconds after which the router opens a queue that it sends to again, to see its configuration.
-OPEN_FOR = 1.0
-
-
-#: Why a message stays that its selectors cannot be found for.
-UNREADABLE = "which selectors take it is not known: a selector, the body or the sidecar cannot be read now"
-ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
-
-
-def return_address(context: QueueContext, file: MessageFile) -> str:
-    """Return the address that a message is bounced to; "" if it has none."""
-    return (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
-
-
-def why_not_bounced(context: QueueContext, selector: Selector, address: str) -> str:
-    """Return why a return address counts as none; "" if a bounce may go there.
-
-    Reply-to is data of whoever sent the message: a router does not lend its rights to it.
-    """
-    if not address or may_return_to(selector, address):
-        return ""
-    return (
-        f"selector {selector.name} returns nothing to {address}: if it may, add that to `to` in "
-        f"{path_of(context, selector.name)}"
-    )
-
-
-class Target:
-    """A queue that messages are sent to.
-
-    Args:
-        source: the queue that they come from.
-        address: its address.
-
-    Raises:
-        DropqError: it is not there, or cannot be used.
-    """
-
-    def __init__(self, source: QueueContext, address: str) -> None:
-        named = open_queue(source.root, address)
-        self.context = outlet(named).context  # of a view on topics, the topic's
-        own = SendLimits(self.context.name, self.context)
-        is_view = named.layout.home != self.context.layout.home
-        self._limits = SendLimits(address, named, then=own) if is_view else own
-        self.opened_at = time.monotonic()
-        self._source = source
-
-    @cached_property
-    def is_near(self) -> bool:
-        """Whether a rename leads there from the queue that messages come from."""
-        return rename_leads(self._source.layout.private, self.context.layout.target)
-
-    def why_not(self) -> str:
-        """Return why it takes no message now; "" if it takes one, which is then counted."""
-        return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
 
 
 class Mover:
@@ -117,18 +52,16 @@ class Mover:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._transitions = Transitions(context)
-        self.selectors = Selectors(context)
+        self._planner = Planner(context)
+        self.selectors = self._planner.selectors
         self._lock = PolicyLock(context)
-        self._targets: dict[str, Target] = {}
         self._owners = router_claims()
-        self._unroutable = Unroutable(context)
         self.moved: Counter[str] = Counter()
         self.held_by = ""
 
     def look(self) -> None:
         """Look again which selectors there are."""
-        self.selectors.look()
-        self._unroutable.refresh()
+        self._planner.look()
         for one in self.selectors.in_use:
             if one.selector.credit is not None and not reading.exists(one.folder):
                 self._context.storage.make_folder(one.folder)  # so that a watch sees when a credit is free again
@@ -152,43 +85,40 @@ class Mover:
             return not self._transitions.settles_at(file) and self._take(file)
 
     def _take(self, file: MessageFile) -> bool:
-        choice = self.selectors.choice(file)
-        if choice is None:
-            return self._hold(UNREADABLE)
         if has_expired(self._context, file):
             return self._transitions.expire_waiting(file)
-        if choice.copying:
-            return self._copy(file, choice.copying, last=not choice.moving)
-        if choice.moving:
-            return self._move_one(file, choice.moving)
-        return False if choice.stays else self._take_unroutable(file)
+        passed = dict[str, str]()
+        while (plan := self._planner.plan(file, passed)).op in ("move", "bounce"):
+            (one,), (target,) = plan.by, plan.targets
+            done = self._try(file, one, target)
+            if not isinstance(done, str):
+                self.moved[one.selector.name] += done
+                return True
+            passed[one.selector.name] = done
+        if plan.op == "copy":
+            return self._copy(file, plan)
+        if plan.op == "set-aside":
+            return self._set_aside(file, plan)
+        self.held_by = plan.says
+        return False
 
-    # -- move, bounce ------------------------------------------------------------------------------------------------
-
-    def _move_one(self, file: MessageFile, movers: Sequence[InUse]) -> bool:
-        if file.name.hops >= HOPS_LIMIT:
-            return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
-        why = list[str]()
-        for one in movers:
-            done = self._try(file, one)
-            if isinstance(done, str):
-                why.append(f"selector {one.selector.name}: {done}")
-                continue
-            self.moved[one.selector.name] += done
-            return True
-        return self._hold("; ".join(why))
-
-    def _try(self, file: MessageFile, one: InUse) -> bool | str:
+    def _try(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
         """Move a message by a selector; return False if another process took it first, or why it stays."""
-        if why := one.out_of_credit:
-            return why
         try:
             if one.selector.op == "bounce":
-                return self._bounce(file, one.selector)
-            target = self._target(one.selector.to or "")
-            return target.why_not() or self._move(file, one, target)
+                return self._transitions.bounce(file, target.context) is not None
+            return self._move(file, one, target)
         except (NoSuchQueue, ConfigError, Unavailable) as error:
             return str(error)
+
+    def _set_aside(self, file: MessageFile, plan: Plan) -> bool:
+        """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
+        if plan.reason == "no_return_address" and (why := plan.details.get("detail")):
+            log.warning("queue %s: message %s is not bounced: %s", self._context.name, file.name.id, why)
+        self._transitions.to_dead_letter(file, plan.reason, plan.details)
+        return True
+
+    # -- move --------------------------------------------------------------------------------------------------------
 
     def _move(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
         """Move a message under a credit; return False if another process took it first, or why it stays."""
@@ -223,68 +153,24 @@ class Mover:
         except OSError as error:
             log.info("queue %s: credit %s is free only after a look: %s", self._context.name, via, describe(error))
 
-    def _bounce(self, file: MessageFile, selector: Selector) -> bool | str:
-        """Move a message to its return address; return False if it is gone, or why it stays."""
-        address = return_address(self._context, file)
-        details: dict[str, object] = {"return_address": address} if address else {}
-        if why := why_not_bounced(self._context, selector, address):
-            log.warning("queue %s: message %s is not bounced: %s", self._context.name, file.name.id, why)
-            self._set_aside(file, "no_return_address", {**details, "detail": why})
-            return False
-        try:
-            check_address(address)
-            target = self._target(address)
-        except InvalidName:
-            target = None
-        except NoSuchQueue:
-            refuse_away(self._context.root.layout, address, "the message waits for it")
-            target = None
-        if target is None or target.context.layout.home == self._context.layout.home:
-            self._set_aside(file, "no_return_address", details)
-            return False
-        return self._transitions.bounce(file, target.context) is not None
-
-    def _target(self, address: str) -> Target:
-        """Return a queue that messages go to; it is opened again after a while.
-
-        Raises:
-            DropqError: it cannot be used.
-        """
-        known = self._targets.get(address)
-        if (
-            known is None
-            or time.monotonic() - known.opened_at >= OPEN_FOR
-            or not reading.exists(known.context.layout.target)
-        ):
-            self._targets.pop(address, None)
-            known = self._targets[address] = Target(self._context, address)
-        return known
-
     # -- copy --------------------------------------------------------------------------------------------------------
 
-    def _copy(self, file: MessageFile, copies: Sequence[InUse], *, last: bool) -> bool:
-        """Make all copies of a message by one commit; return False if it stays.
-
-        Args:
-            file: the message.
-            copies: the selectors that copy it.
-            last: whether no other selector takes it: then it is archived, unless somebody is subscribed.
-        """
+    def _copy(self, file: MessageFile, plan: Plan) -> bool:
+        """Make all copies of a message by one commit; return False if it stays."""
         context, transitions = self._context, self._transitions
-        if file.name.hops >= HOPS_LIMIT:
-            return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
         try:
-            targets = [self._target(one.selector.to or "") for one in copies]
-            receivers = list(map(self._receiver, targets))
+            to = {(receiver := self._receiver(target)).token: (receiver, target) for target in plan.targets}
+            receivers, targets = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
             with context.error_context("the message stays in target/"):
                 mark = own_mark(context)
         except DropqError as error:
-            return self._hold(f"its copies wait: {error}")
+            self.held_by = f"its copies wait: {error}"
+            return False
         claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:
             return True  # RACE: a consumer or another router took it
         copied, back = self._copied_names(file, claim, mark)
-        archived = last and not self._unroutable.has_subscriptions
+        archived = plan.is_last and not self._planner.unroutable.has_subscriptions
         try:
             renew = Renewal(transitions, claim)
             for receiver in receivers:
@@ -313,7 +199,7 @@ class Mover:
             with suppress(LeaseLost):
                 transitions.give_back(claim, counted=False, delay=0)
             return True
-        self.moved.update(one.selector.name for one in copies)
+        self.moved.update(plan.selectors)
         return True
 
     def _copied_names(self, file: MessageFile, claim: Claim, mark: str) -> tuple[str, str]:
@@ -344,20 +230,3 @@ class Mover:
             return Receiver(path, os.path.relpath(folder, path))
         except OSError as error:
             raise target.refused(error, "the message stays in target/") from error
-
-    # -- none ----------------------------------------------------------------------------------------------------------
-
-    def _take_unroutable(self, file: MessageFile) -> bool:
-        """Set a message aside that no selector takes, once it is unroutable."""
-        if why := ONE_IS_UNUSABLE if self.selectors.unusable else self._unroutable.why_not(file):
-            return self._hold(why)
-        return self._set_aside(file, "unroutable", {})
-
-    def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
-        """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
-        self._transitions.to_dead_letter(file, reason, details)
-        return True
-
-    def _hold(self, why: str) -> bool:
-        self.held_by = why
-        return False

@@ -1,38 +1,26 @@
-"""What the selectors of a queue will do with the messages that wait there: a look at what the mover decides by.
+"""What the selectors of a queue will do with the messages that wait there, by the plans that the mover makes, too.
 
-Nothing is changed, and no lock is taken: it was true when the folders were listed. The outlook counts the credits that
-the messages before another one will take, as long as it is asked in the order of delivery.
+It was true when the folders were listed. The outlook counts the credits that the messages before another one will
+take, as long as it is asked in the order of delivery.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 
-from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle import credits, dead_letters
+from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.transfers import vias_in_transit
-from dropq.policies.selectors import InUse, Selectors
+from dropq.policies.selectors import InUse
 from dropq.routing.looks import all_credits, vias_in
-from dropq.routing.mover import (
-    ONE_IS_UNUSABLE,
-    UNREADABLE,
-    Target,
-    return_address,
-    why_not_bounced,
-)
-from dropq.routing.unroutable import Unroutable
+from dropq.routing.plans import Plan, Planner
 
-
-def missing(root: RootLayout, address: str) -> str:
-    """Return that a queue is not there, in words."""
-    return why_away(root, address) or f"{address} is missing"
+#: Why a selector takes no more, though it has a credit now.
+TAKEN_BEFORE = "messages before this one take the credits that it has left"
 
 
 class Whereabouts:
@@ -93,22 +81,7 @@ class Whereabouts:
         return ", ".join([*parts, *([f"{_messages(lost)} cannot be found"] if lost else [])])
 
 
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What will become of a waiting message.
-
-    Attributes:
-        says: what the next router does with it, or why it stays.
-        stays: whether it stays for now.
-        selectors: the names of the selectors that it waits for, or that take it.
-    """
-
-    says: str
-    stays: bool
-    selectors: tuple[str, ...] = ()
-
-
-class Outlook:
+class Outlook(Planner):
     """What will become of the waiting messages of a queue, which are asked about in the order of delivery.
 
     Args:
@@ -116,121 +89,31 @@ class Outlook:
         whereabouts: where the messages of its spent credits lie.
 
     Attributes:
-        selectors: the selectors.
         refused: why selectors take nothing, by their names, once a message was asked about that waits for them.
     """
 
     def __init__(self, context: QueueContext, whereabouts: Whereabouts | None = None) -> None:
-        self._context = context
+        super().__init__(context, only_looks=True)
         self._whereabouts = whereabouts or Whereabouts(context.root.layout)
-        self._targets: dict[str, Target] = {}
-        self._refusals: dict[str, str] = {}
         self.refused: dict[str, str] = {}
-        self._taken = Counter[str]()
-        self._unroutable = Unroutable(context, only_looks=True)
-        self._unroutable.refresh()
-        self.selectors = Selectors(context, only_looks=True)
-        self.selectors.look()
+        self.look()
 
-    def of(self, file: MessageFile) -> Prospect | None:
-        """Return what will become of a waiting message; None if the selectors leave it to consumers."""
-        selectors = self.selectors
-        if not selectors.serves_waiting:
-            broken = [f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items())]
-            return Prospect(f"no selector takes it: {'; '.join(broken)}", stays=True) if broken else None
-        choice = selectors.choice(file)
-        if choice is None:
-            return Prospect(UNREADABLE, stays=True)
-        if not choice.copying and choice.stays and not choice.moving:
-            return None
-        if (choice.copying or choice.moving) and file.name.hops >= HOPS_LIMIT:
-            return _ended(f"it was moved {file.name.hops} times", file)
-        if choice.copying:
-            return self._copied(choice.copying)
-        return self._moved(file, choice.moving) if choice.moving else self._untaken(file)
+    def of(self, file: MessageFile) -> Plan:
+        """Return what will become of a waiting message, of which nobody was asked before."""
+        plan = self.plan(file)
+        self.refused |= {name: why for name, why in plan.refused.items() if why != TAKEN_BEFORE}
+        for one in plan.by if plan.op == "move" else ():
+            one.foreseen += 1
+        return plan
 
-    def _copied(self, copying: list[InUse]) -> Prospect:
-        names = tuple(one.selector.name for one in copying)
-        if refused := {one.selector.name: why for one in copying if (why := self.unreachable(one))}:
-            self.refused |= refused
-            return Prospect(f"its copies wait: {'; '.join(refused.values())}", stays=True, selectors=tuple(refused))
-        goals = ", ".join(one.selector.to or "" for one in copying)
-        return Prospect(f"the next router copies it to {goals}", stays=False, selectors=names)
-
-    def _moved(self, file: MessageFile, moving: list[InUse]) -> Prospect:
-        why = list[str]()
-        for one in moving:
-            name, credit = one.selector.name, one.selector.credit
-            bounces = one.selector.op == "bounce"
-            refused = self._away(file, one) if bounces else self._out_of_credit(one) or self.unreachable(one)
-            if refused:
-                self.refused[name] = refused
-            elif bounces:
-                return Prospect(self._bounced(file, one), stays=False, selectors=(name,))
-            elif credit is not None and one.busy + self._taken[name] >= credit:
-                refused = "messages before this one take the credits that it has left"
-            elif refused := self._targets[one.selector.to or ""].why_not():
-                self.refused[name] = refused
-            else:
-                self._taken[name] += 1
-                text = f"the next router moves it to {one.selector.to} by selector {name}"
-                return Prospect(text, stays=False, selectors=(name,))
-            why.append(f"selector {name}: {refused}")
-        return Prospect("; ".join(why), stays=True, selectors=tuple(one.selector.name for one in moving))
-
-    def _out_of_credit(self, one: InUse) -> str:
+    def why_without_credit(self, one: InUse) -> str:
+        """Return that a selector has no credit left, and who holds its messages; "" if it has one."""
         if not (out := one.out_of_credit):
             return ""
+        if one.foreseen:
+            return TAKEN_BEFORE
         held = self._whereabouts.told(self._whereabouts.spent_by(self._context, one.selector.token))
         return f"{out}: {held}" if held else out
-
-    def unreachable(self, one: InUse) -> str:
-        """Return why no message can go to the queue that a selector sends to; "" if one can, or it is a bounce."""
-        address = one.selector.to
-        if address is None or address in self._targets:
-            return ""
-        if address not in self._refusals:
-            try:
-                target = Target(self._context, address)
-            except NoSuchQueue:
-                self._refusals[address] = missing(self._context.root.layout, address)
-            except DropqError as error:
-                self._refusals[address] = str(error)
-            else:
-                self._targets[address] = target
-                return ""
-        return self._refusals[address]
-
-    def _away(self, file: MessageFile, one: InUse) -> str:
-        """Return why a bounce waits for the queue that it goes to; "" if it goes there, or nowhere."""
-        root, address = self._context.root.layout, return_address(self._context, file)
-        if not address or why_not_bounced(self._context, one.selector, address):
-            return ""
-        return "" if credits.layout_of(root, address) is not None else why_away(root, address)
-
-    def _bounced(self, file: MessageFile, one: InUse) -> str:
-        name = one.selector.name
-        if not (address := return_address(self._context, file)):
-            return _ended(f"selector {name} bounces it, and it has no return address", file).says
-        if why := why_not_bounced(self._context, one.selector, address):
-            return _ended(why, file).says
-        if credits.layout_of(self._context.root.layout, address) is None:
-            return _ended(f"selector {name} bounces it, and {address} is missing", file).says
-        return f"the next router bounces it to {address} by selector {name}"
-
-    def _untaken(self, file: MessageFile) -> Prospect:
-        if self.selectors.unusable:
-            broken = ", ".join(sorted(self.selectors.unusable))
-            return Prospect(f"{ONE_IS_UNUSABLE}: {broken}", stays=True)
-        if why := self._unroutable.why_not(file):
-            return Prospect(why, stays=True)
-        return _ended("no selector takes it", file)
-
-
-def _ended(why: str, file: MessageFile) -> Prospect:
-    """Return that the next router finds that a message cannot be delivered, and why."""
-    end = "moves it to error/" if dead_letters.why_no_more(file.name) else "makes a dead letter of it"
-    return Prospect(f"{why}: the next router {end}", stays=False)
 
 
 def _messages(count: int) -> str:

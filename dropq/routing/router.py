@@ -133,7 +133,7 @@ class Router:
             if known.are_removed or (may_move and known.out_of_credit):
                 self._run_looks(self._looks.run)
             may_take = not known.serves_waiting or known.may_take
-        if not may_move or (not may_take and self._may_rest()):
+        if not may_move or (not may_take and time.monotonic() < self._looks_at_all):
             return
         self._look_at_each(stopped)
 
@@ -152,12 +152,13 @@ class Router:
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings, carried = self._offers, self._offers.listings, self.total
         again, stayed = self._go_on(), list[MessageFile]()
-        began, looks_at_all = time.monotonic(), self._looks_at_all
+        began = time.monotonic()
+        looks_at_all = began >= self._looks_at_all  # also at what is behind a message that waits for a credit
         while not stopped() and self._may_move():
             if (file := again.popleft() if again else next(offers.view, None)) is None:
                 listed = offers.listings
                 if not offers.more(listings):
-                    if self._looks_at_all != looks_at_all:  # it looked at all, though there was no credit
+                    if looks_at_all and self._must_rest():
                         self._rest_from_all(time.monotonic() - began)
                     break
                 if offers.listings > listed:
@@ -170,7 +171,7 @@ class Router:
                         stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)
-                if self._must_rest():
+                if not looks_at_all and self._must_rest():
                     again.extendleft(reversed(stayed))
                     self._rest = again
                     break
@@ -191,18 +192,11 @@ class Router:
         return rest
 
     def _must_rest(self) -> bool:
-        """Return whether the message that was looked at last stays, and so do those behind it."""
+        """Return whether the message that was looked at last stays, and those behind it need not be looked at now."""
         if not self._mover.held_by:
             return False
         with self._context.error_context(UNTOUCHED):
-            return not self._mover.selectors.may_take and self._may_rest()
-
-    def _may_rest(self) -> bool:
-        """Return whether the messages behind the first need not be looked at now, as no selector has a credit left."""
-        if time.monotonic() < self._looks_at_all:
-            return True
-        self._looks_at_all = time.monotonic() + LOOK_AT_ALL
-        return False
+            return not self._mover.selectors.may_take
 
     def _rest_from_all(self, took: float) -> None:
         """Look at all again only after a multiple of the seconds that it took, as a view is listed again."""

@@ -491,6 +491,25 @@ def test_what_no_selector_takes_is_unroutable_once_nobody_was_subscribed_for_a_w
     assert message.reason["reason"] == "unroutable"
 
 
+def test_what_is_unroutable_behind_messages_that_wait_for_a_credit_does_not_wait_with_them(root: Root) -> None:
+    source = root.create_queue("source", unroutable_after="0s")
+    root.create_queue("goal")
+    source.add_selector("one", to="goal", credit=1, filter="n = 1")
+    for number in (1, 1, 1, 2):
+        source.send(str(number), properties={"n": number})
+    source.route()
+    assert [message.text for message in source.browse("error")] == ["2"]
+
+
+def test_a_message_that_two_selectors_copy_to_one_queue_is_copied_once(root: Root) -> None:
+    source, goal = root.create_queue("source"), root.create_queue("goal")
+    source.add_selector("one", to="goal", op="copy")
+    source.add_selector("two", to="goal", op="copy")
+    source.send("a")
+    assert source.route() == {"one": 1, "two": 1}
+    assert [message.text for message in goal.browse()] == ["a"]
+
+
 def test_nothing_is_unroutable_while_a_selector_cannot_be_used_or_before_its_time(root: Root) -> None:
     patient, hasty = root.create_queue("patient"), root.create_queue("hasty", unroutable_after="0s")
     root.create_queue("eu")

@@ -1,0 +1,269 @@
+"""What the selectors of a queue do with a waiting message: routers act on this decision, and `explain` shows it.
+
+Nothing is changed here, and no lock is taken. A router asks again where its plan fails, as another router was first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dropq.config.selectors import Selector, may_return_to
+from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue, Unavailable
+from dropq.format.addresses import check_address
+from dropq.format.credits import HOPS_LIMIT
+from dropq.format.layout import RootLayout
+from dropq.format.message_file import MessageFile
+from dropq.format.names import TOPIC_REPLY
+from dropq.lifecycle import dead_letters
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import why_away
+from dropq.lifecycle.open_queue import open_queue
+from dropq.policies.selectors import InUse, Selectors, path_of
+from dropq.policies.send_limits import SendLimits
+from dropq.routing.unroutable import Unroutable
+from dropq.storage import reading
+from dropq.storage.mounts import rename_leads
+from dropq.topics.publishing import outlet
+
+#: Seconds after which a queue that is sent to is opened again, to see its configuration.
+OPEN_FOR = 1.0
+
+#: Why a message stays that its selectors cannot be found for.
+UNREADABLE = "which selectors take it is not known: a selector, the body or the sidecar cannot be read now"
+ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
+
+
+class Target:
+    """A queue that messages are sent to.
+
+    Args:
+        source: the queue that they come from.
+        address: its address.
+
+    Raises:
+        DropqError: it is not there, or cannot be used.
+    """
+
+    def __init__(self, source: QueueContext, address: str) -> None:
+        named = open_queue(source.root, address)
+        self.context = outlet(named).context  # of a view on topics, the topic's
+        own = SendLimits(self.context.name, self.context)
+        is_view = named.layout.home != self.context.layout.home
+        self._limits = SendLimits(address, named, then=own) if is_view else own
+        self.opened_at = time.monotonic()
+        self._source = source
+
+    @cached_property
+    def is_near(self) -> bool:
+        """Whether a rename leads there from the queue that messages come from."""
+        return rename_leads(self._source.layout.private, self.context.layout.target)
+
+    def why_not(self) -> str:
+        """Return why it takes no message now; "" if it takes one, which is then counted."""
+        return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a router does with a waiting message.
+
+    Attributes:
+        op: `copy`, `move`, `bounce`; `set-aside` for what cannot be delivered; `leave` for what consumers get; `stay`.
+        says: that, or why it stays, in words.
+        by: the selectors that copy, move or bounce it; for one that stays, those that it waits for.
+        targets: where it goes, one for each selector.
+        is_last: whether no selector takes it once it is copied: then it is archived, unless somebody is subscribed.
+        reason, details: why it is set aside, as its dead letter says.
+        refused: why selectors take nothing that would, by their names.
+    """
+
+    op: str
+    says: str = ""
+    by: tuple[InUse, ...] = ()
+    targets: tuple[Target, ...] = ()
+    is_last: bool = False
+    reason: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """The names of the selectors."""
+        return tuple(one.selector.name for one in self.by)
+
+
+class Planner:
+    """Decides what the selectors of one queue do with its waiting messages.
+
+    Args:
+        context: the queue.
+        only_looks: whether somebody only wants to know: then nothing is noted either.
+
+    Attributes:
+        selectors: the selectors, as they were at the last look.
+        unroutable: which messages are, of those that no selector takes.
+    """
+
+    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
+        self._context = context
+        self._targets: dict[str, Target] = {}
+        self.selectors = Selectors(context, only_looks=only_looks)
+        self.unroutable = Unroutable(context, only_looks=only_looks)
+
+    def look(self) -> None:
+        """Look again which selectors there are, and whether anybody is subscribed."""
+        self.selectors.look()
+        self.unroutable.refresh()
+
+    def plan(self, file: MessageFile, passed: Mapping[str, str] | None = None) -> Plan:
+        """Return what is to be done with a waiting message.
+
+        Args:
+            file: the message.
+            passed: why selectors did not take it when a router tried, by their names.
+        """
+        selectors = self.selectors
+        if not selectors.serves_waiting:
+            broken = "; ".join(f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items()))
+            return Plan("stay", f"no selector takes it: {broken}") if broken else Plan("leave")
+        choice = selectors.choice(file)
+        if choice is None:
+            return Plan("stay", UNREADABLE)
+        if (choice.copying or choice.moving) and file.name.hops >= HOPS_LIMIT:
+            hops = file.name.hops
+            return _set_aside(file, "hop_limit", f"it was moved {hops} times", {"hops": hops})
+        if choice.copying:
+            return self._copied(choice.copying, is_last=not choice.moving)
+        if choice.moving:
+            return self._moved(file, choice.moving, passed or {})
+        return Plan("leave") if choice.stays else self._untaken(file)
+
+    def why_unreachable(self, address: str | None) -> str:
+        """Return why no message can go to a queue; "" if one can, as far as its limits let it, or it is a bounce."""
+        found = None if address is None else self._find(address)
+        return found if isinstance(found, str) else ""
+
+    def _copied(self, copying: list[InUse], *, is_last: bool) -> Plan:
+        found = [self._find(one.selector.to or "") for one in copying]
+        refused = {one.selector.name: why for one, why in zip(copying, found, strict=True) if isinstance(why, str)}
+        if refused:
+            waited_for = tuple(one for one in copying if one.selector.name in refused)
+            return Plan("stay", f"its copies wait: {'; '.join(refused.values())}", waited_for, refused=refused)
+        goals = ", ".join(one.selector.to or "" for one in copying)
+        targets = tuple(target for target in found if isinstance(target, Target))
+        return Plan("copy", f"the next router copies it to {goals}", tuple(copying), targets, is_last)
+
+    def _moved(self, file: MessageFile, moving: list[InUse], passed: Mapping[str, str]) -> Plan:
+        refused = dict[str, str]()
+        for one in moving:
+            name = one.selector.name
+            decided = passed.get(name) or (
+                self._bounced(file, one) if one.selector.op == "bounce" else self._sent_on(one)
+            )
+            if isinstance(decided, Plan):
+                return decided
+            refused[name] = decided
+        says = "; ".join(f"selector {name}: {why}" for name, why in refused.items())
+        return Plan("stay", says, tuple(moving), refused=refused)
+
+    def _sent_on(self, one: InUse) -> Plan | str:
+        """Return the plan to move a message by a selector; or why it is not."""
+        address = one.selector.to or ""
+        if why := self.why_without_credit(one):
+            return why
+        target = self._find(address)
+        if isinstance(target, str):
+            return target
+        says = f"the next router moves it to {address} by selector {one.selector.name}"
+        return target.why_not() or Plan("move", says, (one,), (target,))
+
+    def why_without_credit(self, one: InUse) -> str:
+        """Return that a selector has no credit left; "" if it has one."""
+        return one.out_of_credit
+
+    def _bounced(self, file: MessageFile, one: InUse) -> Plan | str:
+        """Return the plan to move a message to its return address, or to set it aside; or why it waits for the queue.
+
+        Reply-to is data of whoever sent the message: a router does not lend its rights to it.
+        """
+        context, name = self._context, one.selector.name
+        address = (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
+        if not address:
+            why = f"selector {name} bounces it, and it has no return address"
+            return _set_aside(file, "no_return_address", why, {})
+        details = {"return_address": address}
+        if why := _may_not_return(context, one.selector, address):
+            return _set_aside(file, "no_return_address", why, {**details, "detail": why})
+        try:
+            check_address(address)
+            target = self._target(address)
+        except (InvalidName, NoSuchQueue) as error:
+            is_missing = isinstance(error, NoSuchQueue)
+            if is_missing and (away := why_away(context.root.layout, address)):
+                return away
+            why = f"selector {name} bounces it, and {f'{address} is missing' if is_missing else error}"
+            return _set_aside(file, "no_return_address", why, details)
+        except (ConfigError, Unavailable) as error:
+            return str(error)
+        if target.context.layout.home == context.layout.home:
+            why = f"selector {name} bounces it, and its return address is this queue"
+            return _set_aside(file, "no_return_address", why, details)
+        return Plan("bounce", f"the next router bounces it to {address} by selector {name}", (one,), (target,))
+
+    def _untaken(self, file: MessageFile) -> Plan:
+        if self.selectors.unusable:
+            return Plan("stay", f"{ONE_IS_UNUSABLE}: {', '.join(sorted(self.selectors.unusable))}")
+        if why := self.unroutable.why_not(file):
+            return Plan("stay", why)
+        return _set_aside(file, "unroutable", "no selector takes it", {})
+
+    # -- where messages go ---------------------------------------------------------------------------------------------
+
+    def _find(self, address: str) -> Target | str:
+        """Return a queue that messages go to; or why none can."""
+        try:
+            return self._target(address)
+        except NoSuchQueue:
+            return missing(self._context.root.layout, address)
+        except DropqError as error:
+            return str(error)
+
+    def _target(self, address: str) -> Target:
+        """Return a queue that messages go to; it is opened again after a while.
+
+        Raises:
+            DropqError: it cannot be used.
+        """
+        known = self._targets.get(address)
+        if (
+            known is None
+            or time.monotonic() - known.opened_at >= OPEN_FOR
+            or not reading.exists(known.context.layout.target)
+        ):
+            self._targets.pop(address, None)
+            known = self._targets[address] = Target(self._context, address)
+        return known
+
+
+def missing(root: RootLayout, address: str) -> str:
+    """Return that a queue is not there, in words."""
+    return why_away(root, address) or f"{address} is missing"
+
+
+def _may_not_return(context: QueueContext, selector: Selector, address: str) -> str:
+    """Return why a return address counts as none; "" if a bounce may go there."""
+    if may_return_to(selector, address):
+        return ""
+    return (
+        f"selector {selector.name} returns nothing to {address}: if it may, add that to `to` in "
+        f"{path_of(context, selector.name)}"
+    )
+
+
+def _set_aside(file: MessageFile, reason: str, why: str, details: Mapping[str, object]) -> Plan:
+    """Return the plan for a message that cannot be delivered."""
+    end = "moves it to error/" if dead_letters.why_no_more(file.name) else "makes a dead letter of it"
+    return Plan("set-aside", f"{why}: the next router {end}", reason=reason, details=details)

@@ -1,0 +1,171 @@
+"""`explain` says what is then done, over queues that chance makes: what consumers get, and what routers do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import FRESH, Clock, add_route, arrive, base, make_queue
+
+from dropq import LeaseLost, Message, Queue
+from dropq.diagnosis.explain import Explanation
+from dropq.queue.browsing import listed
+from dropq.queue.subscription import Subscription
+from dropq.routing.outlook import Outlook
+
+#: A consumer waits for nobody's turn, and none is passed over.
+PATIENT = replace(FRESH, turn_patience=1000, turns_wait=0)
+SYNC, HIGH = "JMSType = 'sync'", "JMSPriority > 4"
+
+
+class Play:
+    """A queue that chance made, and consumers of it that do what chance says."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.clock = Clock()
+        options = {
+            "max_backlog": chance.choice([None, None, 1, 2]),
+            "barrier_expression": chance.choice([None, None, SYNC]),
+            "fairness_model": chance.choice([None, None, "round-robin", "proportional"]),
+            "filter": chance.choice([None, None, "JMSPriority > 2"]),
+        }
+        self.told = f"seed {seed}: {options}"
+        asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        self.queue = make_queue(folder, clock=self.clock, timing=PATIENT, **asked)
+        if chance.random() < 0.2:
+            add_route(self.queue, "big", "JMSPriority = 7")
+        self.filters: dict[str, str | None] = {}
+        self.consumers = [self.subscribe() for _ in range(chance.choice([1, 2, 3]))]
+        self.held: list[Message] = []
+        self.count = 0
+
+    def subscribe(self) -> Subscription:
+        """Return another consumer; some take only what has a high priority."""
+        filter, lease = self.chance.choice([None, None, HIGH]), self.chance.choice([None, "10s"])
+        consumer = Queue(self.queue.root, "q").subscribe(max_backlog=None, lease_period=lease, filter=filter)
+        self.filters[consumer.id] = filter
+        return consumer
+
+    def step(self) -> None:
+        """Let somebody do something."""
+        steps = [self.send, self.send, self.drop, self.claim_by_hand, self.pass_time, self.settle, self.pause]
+        self.chance.choice(steps)()
+
+    def send(self) -> None:
+        """Send a message."""
+        chance = self.chance
+        self.count += 1
+        self.queue.send(
+            f"m{self.count}",
+            type=chance.choice([None, None, "sync"]),
+            priority=chance.choice([1, 4, 4, 7]),
+            delay=chance.choice(["0s", "0s", "0s", "5s"]),
+            expires_in=chance.choice([None, None, "7s"]),
+        )
+
+    def drop(self) -> None:
+        """Put a file into target/, as a script does; some are no messages."""
+        self.count += 1
+        name = self.chance.choice(["report.csv", "upload.part", ".hidden", "4.notes.......nI=1", "a~b"])
+        draft = base(self.queue) / "working" / f"draft{self.count}"
+        draft.write_bytes(b"x")
+        arrive(draft, base(self.queue) / "target" / name)
+
+    def claim_by_hand(self) -> None:
+        """Put a file into processing/; some are no messages."""
+        names = ["report.csv", "upload.part", ".hidden", "somebody~report.csv", "gone-0123456789-1,0,1~x"]
+        (base(self.queue) / "processing" / self.chance.choice(names)).write_bytes(b"y")
+
+    def pass_time(self) -> None:
+        """Let leases, delays and expirations end."""
+        self.clock.advance(self.chance.choice([1, 6, 20]))
+
+    def pause(self) -> None:
+        """Pause the queue, seldom; resume it."""
+        if self.queue.paused:
+            self.queue.resume()
+        elif self.chance.random() < 0.3:
+            self.queue.pause()
+
+    def settle(self) -> None:
+        """Let a consumer settle a message."""
+        if not self.held:
+            return
+        message = self.held.pop(self.chance.randrange(len(self.held)))
+        how = self.chance.randrange(4)
+        with suppress(LeaseLost):  # it lapsed meanwhile
+            if how == 0:
+                message.ack()
+            elif how == 1:
+                message.fail("f")
+            else:
+                message.nack(delay=0 if how == 2 else 5)
+
+    def takes(self, consumer: Subscription, told: Explanation) -> bool:
+        """Whether a consumer may be given what is said to be for anybody, or for whose turn it is."""
+        is_for_it = self.filters[consumer.id] is None or told.message.priority > 4 or "is a barrier" in told.detail
+        return told.why in ("ready", "turn") and is_for_it
+
+    def compare(self) -> None:
+        """Receive, and hold that against what is explained."""
+        self.queue.sweep()  # what is due or was left by the dead is in target/ now
+        told = list(self.queue.explain())
+        consumer = self.chance.choice(self.consumers)
+        first = next((one for one in told if self.takes(consumer, one)), None)
+        expected = {first.message.id} if first is not None else set()
+        if first is None or (first.why == "turn" and first.holders[0] != consumer.id):
+            expected.add("")  # a subscription that did not ask before may be first
+        for one in told:
+            routed_before = "it is a barrier" in one.detail and any(other.why == "route" for other in told)
+            shared = one.message.state == "processing" and one.why == "barrier" and consumer.id in one.holders
+            if routed_before or shared:  # what is before it goes first; it may have its share already
+                expected |= {one.message.id, ""}
+        message = consumer.receive()
+        says = "\n".join([self.told, *(f"  {one.message.name} {one.why}: {one.detail}" for one in told)])
+        assert ("" if message is None else message.id) in expected, f"{message} was delivered; {says}"
+        if message is not None:
+            self.held.append(message)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_called_ready_is_delivered_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    play = Play(tmp_path, seed)
+    for _ in range(30):
+        play.step()
+        play.compare()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_routers_do_with_each_message_what_is_said_of_it(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    queue = make_queue(tmp_path, unroutable_after=0)
+    root = queue.root
+    root.create_queue("wide", durability="none")
+    root.create_queue("narrow", durability="none", max_unprocessed=2, overflow="reject")
+    for number in range(chance.randrange(1, 5)):
+        op = chance.choice(["move", "move", "copy", "bounce"])
+        queue.add_selector(
+            f"s{number}",
+            op=op,
+            to="*" if op == "bounce" else chance.choice(["wide", "narrow"]),
+            filter=chance.choice([None, f"n = {chance.randrange(3)}"]),
+            credit=chance.choice([None, 1, 2]) if op == "move" else None,
+        )
+    if chance.random() < 0.5:
+        queue.add_selector("last", to="wide", role="default")
+    for number in range(12):
+        reply = chance.choice(["wide", "nowhere", "q", "..", None])
+        queue.send(str(number), properties={"n": chance.randrange(4)}, reply_to=reply)
+        outlook = Outlook(queue.context)
+        plans = [outlook.of(file) for file in listed(queue.context, "target")]
+        expected = Counter(name for plan in plans if plan.op in ("move", "bounce", "copy") for name in plan.selectors)
+        asides = sum(plan.op == "set-aside" for plan in plans)
+        failed = queue.counts()["error"]
+        assert Counter(Queue(queue.root, "q").route()) == expected, [plan.says for plan in plans]
+        assert queue.counts()["error"] == failed + asides, [plan.says for plan in plans]
