@@ -363,13 +363,13 @@ def test_two_addresses_of_a_socket_that_is_full_end_no_server() -> None:
         net.close()
 
 
-def _tried(address: str) -> sockets.socket:
-    """Begin to connect, and greet, as far as the server lets us."""
+def _tried(address: str, patience: float = 0.01) -> sockets.socket:
+    """Begin to connect, and greet, as far as the server lets us within some seconds."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     client = sockets.socket()
     client.setblocking(False)
     client.connect_ex((host, int(port)))
-    select.select([], [client], [], 0.01)
+    select.select([], [client], [], patience)
     with suppress(OSError):
         client.send(GREETING + b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER")
     return client
@@ -470,7 +470,7 @@ def test_what_comes_of_clients_that_have_gone_is_bounded_while_the_queue_is_full
         socket = serving.server._sockets["receive"]
         socket.most_peers = 10
         for number in range(30):
-            client = _tried(serving.bound["receive"])
+            client = _tried(serving.bound["receive"], patience=60)
             client.send(framed(b"id", b"", b"%d" % number))
             client.close()
         until(lambda: len(socket.peers) == 10, "ten to be taken for connections")

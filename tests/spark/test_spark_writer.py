@@ -407,7 +407,8 @@ def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession
 
 def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root")
-    orders, sales, stores, clicks = (root.create_queue(name) for name in ("orders", "sales", "stores", "clicks"))
+    names = ("orders", "sales", "stores", "clicks", "copies")
+    orders, sales, stores, clicks, copies = map(root.create_queue, names)
     blocks = re.findall(r"^```python\n(.*?)^```", PAPER.read_text(), re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     exec("\n".join(blocks).replace("/tmp/", f"{tmp_path}/").replace("/mnt/queues", str(root.path)), namespace)
@@ -421,6 +422,7 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
     assert sorted(message.properties["store"] for message in stores.browse(filter="store <> '6'")) == list("012345")
     assert sum(message.record_count or 0 for message in clicks.browse()) == 5000
     assert sorted(message.text for message in orders.browse()) == list("01234")  # by the stream out
+    assert list(copies.browse()) == []  # of nothing, as nothing was left to claim
 
 
 def test_the_paper_tells_every_option_and_format() -> None:
