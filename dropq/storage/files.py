@@ -643,9 +643,11 @@ class Storage:
         try:
             os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
         except FileExistsError:
-            if not os.path.isdir(path):  # FileExistsError would say that a message's name is taken
+            if os.path.isdir(path):
+                return
+            if os.path.lexists(path):  # FileExistsError would say that a message's name is taken
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-            return
+            return self.make_folder(path, parents=parents, passing=passing)  # RACE: it was removed since
         except FileNotFoundError:
             if not parents or os.path.dirname(path) == self._base:
                 raise  # RACE: the queue was deleted; nothing brings its folder back

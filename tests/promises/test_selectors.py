@@ -1239,3 +1239,21 @@ def test_a_removal_lists_the_queue_that_messages_come_back_from_once_however_man
     monkeypatch.setattr(reading, "names_in", listing)
     queue.remove_selector("on")
     assert listed.count(there.layout.processing) <= 2 and queue.counts()["target"] == 30
+
+
+def test_a_folder_that_is_removed_while_another_process_makes_it_is_made(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = chain(root, "source", "goal")
+    make, met = os.mkdir, list[str]()
+
+    def mkdir(path: str, mode: int) -> None:
+        if not met:
+            met.append(path)
+            raise FileExistsError  # and at once it is gone again
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    source.send("a")
+    assert source.route() == {"on": 1}
+    assert met
