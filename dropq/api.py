@@ -1249,7 +1249,9 @@ class Topic:
         """
         from dropq.topics import subscriptions
 
-        for queue in self._found(name, client_id):
+        with error_context("no subscription was removed"):
+            found = self._found(name, client_id)
+        for queue in found:
             subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:

@@ -46,10 +46,10 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
     """Return how a queue, topic or subscription is laid out, by one of its folders; None where there is none."""
     for _ in range(2):
-        for layout in layouts(root, name):
-            if os.path.isdir(layout.folder(by)) and not is_hidden(layout):
-                return layout
         with error_context(f"whether queue {name} is there is not known"):
+            for layout in layouts(root, name):
+                if os.path.isdir(layout.folder(by)) and not is_hidden(layout):
+                    return layout
             for folder in (root, *({os.path.dirname(layout.home)} if layout.topic else ())):
                 reading.ask_server(folder)  # on NFS another host may have made it just now
     return None

@@ -900,3 +900,10 @@ def test_the_archive_of_a_topic_keeps_who_published(topic: Topic) -> None:
     late = topic.create_subscription("late", client_id="mine", no_local=True, recovery_point="epoch")
     late.sweep()
     assert bodies(late) == [b"of another"]
+
+
+def test_an_unsubscribe_whose_removal_cannot_be_looked_at_raises_what_dropq_raises(tmp_path: Path) -> None:
+    row = Row("fault")
+    for case in random.Random(616347).sample(CASES, 6):
+        TopicCases(tmp_path, SETTINGS[0], row).refuse(case, few(616347, 2))
+    assert row.wrong == []
