@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dropq.config.selectors import Selector, may_return_to
-from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue, Unavailable
+from dropq.errors import DropqError, InvalidName, NoSuchQueue
 from dropq.format.addresses import check_address
 from dropq.format.credits import HOPS_LIMIT
 from dropq.format.layout import RootLayout
@@ -206,7 +206,7 @@ class Planner:
                 return away
             why = f"selector {name} bounces it, and {f'{address} is missing' if is_missing else error}"
             return _set_aside(file, "no_return_address", why, details)
-        except (ConfigError, Unavailable) as error:
+        except DropqError as error:
             return str(error)
         if target.context.layout.home == context.layout.home:
             why = f"selector {name} bounces it, and its return address is this queue"

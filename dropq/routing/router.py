@@ -158,7 +158,7 @@ class Router:
             if (file := again.popleft() if again else next(offers.view, None)) is None:
                 listed = offers.listings
                 if not offers.more(listings):
-                    if looks_at_all and self._must_rest():
+                    if looks_at_all and self._is_out_of_credit():
                         self._rest_from_all(time.monotonic() - began)
                     break
                 if offers.listings > listed:
@@ -193,8 +193,9 @@ class Router:
 
     def _must_rest(self) -> bool:
         """Return whether the message that was looked at last stays, and those behind it need not be looked at now."""
-        if not self._mover.held_by:
-            return False
+        return bool(self._mover.held_by) and self._is_out_of_credit()
+
+    def _is_out_of_credit(self) -> bool:
         with self._context.error_context(UNTOUCHED):
             return not self._mover.selectors.may_take
 

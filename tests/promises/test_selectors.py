@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -499,6 +500,19 @@ def test_what_is_unroutable_behind_messages_that_wait_for_a_credit_does_not_wait
         source.send(str(number), properties={"n": number})
     source.route()
     assert [message.text for message in source.browse("error")] == ["2"]
+
+
+def test_a_router_rests_after_it_has_looked_at_all_whatever_became_of_the_last(root: Root) -> None:
+    source = root.create_queue("source", unroutable_after="0s")
+    root.create_queue("goal")
+    source.add_selector("one", to="goal", credit=1, filter="n = 1")
+    for number in (1, 1, 2):
+        source.send(str(number), properties={"n": number})
+    routing = router.Router(source.context, sweep=None)
+    routing.one_pass()
+    assert bodies(source, "error") == ["2"]
+    assert routing._looks_at_all > time.monotonic()
+    routing.close()
 
 
 def test_a_message_that_two_selectors_copy_to_one_queue_is_copied_once(root: Root) -> None:

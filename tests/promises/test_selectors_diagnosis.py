@@ -343,6 +343,18 @@ def test_what_is_moved_on_is_not_held_up_by_a_look(source: Queue) -> None:
     take(source.root.queue("goal")).ack()
 
 
+def test_a_bounce_to_a_queue_that_cannot_be_opened_waits_and_is_explained(root: Root) -> None:
+    source, broken = root.create_queue("returns"), root.create_queue("broken")
+    source.add_selector("back", op="bounce", to="*")
+    source.send("1", reply_to="broken")
+    os.rmdir(broken.layout.processing)
+    (waiting,) = source.explain(state="target")
+    assert waiting.why == "selector"
+    assert broken.layout.processing in waiting.detail
+    assert source.route() == {}
+    assert source.counts()["target"] == 1
+
+
 def test_a_bounce_to_a_queue_that_is_not_there_is_foretold_as_a_dead_letter(root: Root) -> None:
     source = root.create_queue("returns")
     source.add_selector("back", op="bounce", to="*")
