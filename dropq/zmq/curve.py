@@ -75,7 +75,7 @@ class Curve:
         self._shared = b""
         self._sent = self._seen = 0
         self.key = b""
-        self.name = "without a key"
+        self.name = ""
 
     def shake(self, name: bytes, command: bytes, properties: bytes) -> tuple[bytes, bytes | None]:
         """Answer a command of the handshake.

@@ -615,8 +615,8 @@ def answered(peer: Peer, frames: Sequence[bytes]) -> None:
 
 
 def name_of(peer: Peer) -> str:
-    """Return where a message came from, and by which key."""
-    return f"{peer.address} {peer.curve.name}" if peer.curve is not None else peer.address
+    """Return where a message came from, and by which key, once it is known."""
+    return f"{peer.address} {peer.curve.name}".rstrip() if peer.curve is not None else peer.address
 
 
 def _tcp(where: str) -> sockets.socket:
