@@ -320,11 +320,7 @@ def _split(line: str) -> list[tuple[int, str, str]]:
 
 
 def script() -> tuple[str, str]:
-    """Return the name of the shell that runs this command, and its script.
-
-    Raises:
-        Unavailable: the shell has none.
-    """
+    """Return the name of the shell that runs this command, and its script."""
     import shellingham  # type: ignore[import-untyped]
 
     from dropq.errors import Unavailable

@@ -241,10 +241,6 @@ def show(
     """Print records: as a table on a terminal, else a line each, as they come.
 
     Args:
-        records: the records.
-        columns: the columns of a line.
-        as_json: print each record as JSON.
-        table: the columns of a table.
         spare: those of them that a narrow terminal does without, the least important first.
         header: begin lines with the names of their columns; a table has them in any case, and JSON in each line.
     """
@@ -264,8 +260,6 @@ def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequenc
     """Print records as a table, without columns that are empty; return its heading.
 
     Args:
-        records: the records.
-        columns: the columns.
         spare: those that a narrow terminal does without, the least important first.
         above: the heading that was printed last; the same heading is not printed again.
     """

@@ -104,12 +104,7 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
 
 
 def _look_into(path: str) -> None:
-    """Check that a folder is there, and may be entered.
-
-    Raises:
-        NoSuchQueue: it is not there, or is no folder.
-        StorageError: this user may not enter it, or a folder above it.
-    """
+    """Check that a folder is there, and may be entered."""
     path = os.path.abspath(path)
     for folder in (*map(str, reversed(Path(path).parents)), path):
         if not os.path.isdir(folder):

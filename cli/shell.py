@@ -71,22 +71,14 @@ class Shell:
 
     @cached_property
     def root(self) -> Root:
-        """The root: the directory that was named, else the nearest around the working directory.
-
-        Raises:
-            NoSuchQueue: there is no root.
-        """
+        """The root: the directory that was named, else the nearest around the working directory."""
         from dropq import Root
 
         _log_to_stderr()
         return Root(self._root or nearest_root())
 
     def queue(self, name: str) -> Queue:
-        """Return a queue that is there.
-
-        Raises:
-            NoSuchQueue, ConfigError, StorageError: it is not there, or cannot be opened.
-        """
+        """Return a queue that is there."""
         queue = self.root.queue(unescape(name))
         _ = queue.layout  # opened here, so that its errors are reported once
         return queue
@@ -100,11 +92,7 @@ class Shell:
             )
 
     def check_root(self) -> None:
-        """Refuse a directory that has neither a dropq.toml nor a queue: it is hardly the root that was meant.
-
-        Raises:
-            NoSuchQueue: it has neither.
-        """
+        """Refuse a directory that has neither a dropq.toml nor a queue: it is hardly the root that was meant."""
         from dropq.diagnosis.health import queues
 
         if self.doubt and not queues(self.root.context):
@@ -151,8 +139,6 @@ class Shell:
         """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
         Args:
-            given: the arguments.
-            everything: `--all` was given.
             chosen: another option chooses among the messages; that is enough.
 
         Raises:
@@ -208,8 +194,6 @@ class Shell:
         """Yield the items; where stderr is a terminal, show the progress there.
 
         Args:
-            items: the items.
-            what: the title of the bar.
             total: how many items are expected; if it is known, the time left is shown, too.
             size: the bytes of an item, where the total counts bytes.
         """
@@ -245,8 +229,6 @@ class Shell:
         A single item that fails has the exit code of its error; of several items, 1 says that some failed.
 
         Args:
-            items: the items.
-            act: what is done to each.
             done: the participle of what is done, for the report after Ctrl-C.
             doing: the title of a progress bar; without a title there is no bar.
         """
@@ -268,7 +250,6 @@ class Shell:
         Args:
             outcomes: what a bulk verb yields; it acts as it yields.
             done: the verb's participle, for the sum: `moved=12 failed=0`.
-            total: how many are expected.
             state: where the messages stay that it did not reach.
         """
         count = {True: 0, False: 0}
@@ -322,7 +303,6 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
     """Yield ids or receipts as they were given, unescaped; a `-` stands for the lines of standard input.
 
     Args:
-        given: the arguments.
         column: which column of a line counts, else the last: so other commands' output can be piped in.
     """
     for text in given:

@@ -29,11 +29,9 @@ class Column:
 
     Attributes:
         name: its name; the heading breaks it at underscores.
-        cells: its values, one for each row.
         whole: whether its values are never broken.
         right: whether its values are aligned to the right.
         styles: rich's styles for some of its values.
-        width: how many characters wide it is.
     """
 
     name: str
@@ -83,7 +81,6 @@ class Table:
     """A table, laid out for the terminal.
 
     Args:
-        columns: the columns, of the same length, in order.
         spare: names of columns that are left out where there is no room, the least important first.
 
     Attributes:

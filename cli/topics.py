@@ -207,10 +207,7 @@ def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "",
     """Ask before subscriptions are removed that have messages; return whether any has.
 
     Args:
-        shell: asks.
-        gone: the subscriptions, with what each has.
         why: why they are removed, where that was not what the command said.
-        yes: do not ask.
     """
     has_messages = any(any(counts.values()) for counts in gone.values())
     if has_messages:

@@ -37,9 +37,6 @@ class WorkReporter(Reporter):
     On a terminal, or if `verbose`, that is a line for each message, else only for those that did not end well.
 
     Args:
-        shell: the run of the command line.
-        queues: the queues that the worker receives from.
-        quiet: show nothing.
         verbose: show each message, also where stderr is no terminal; with `--json`, print it on stdout.
         until_empty: the worker ends when no message waits: show a bar.
     """

@@ -50,10 +50,8 @@ class Carrier:
     """Carries what lies in a folder of a queue into another queue.
 
     Attributes:
-        source: the queue that the messages come from.
         given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
         lists: the folder of their lists, on the same file system.
-        target: the queue that they go to.
         row: names the row of lists in `target`; no other folder's lists have the name.
         mark: the mark of `source`, which the ledger of `target` keeps: an older state of `source` may lack the row.
         check: raises an error if another queue has taken the place of `target`.

@@ -41,8 +41,6 @@ def carrier_of(row: Row, source: QueueContext, target: QueueContext | None = Non
     """Return what carries the messages of a row.
 
     Args:
-        row: the row.
-        source: the queue that the row is in.
         target: the queue that they go to; None opens it.
         named: whether who asks named the row, and so says that its path leads here where its maker meant.
 
@@ -108,11 +106,7 @@ def noting(row: Row, source: QueueContext) -> Iterator[None]:
 
 
 class Carriers:
-    """Carries what waits in the rows of one queue to queues of its own root, for one process.
-
-    Args:
-        context: the queue.
-    """
+    """Carries what waits in the rows of one queue to queues of its own root, for one process."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -142,10 +136,6 @@ class Carriers:
 class Passage:
     """What carries the messages that were moved to a queue on another file system, and knows which have arrived.
 
-    Args:
-        source: the queue that they come from.
-        target: the queue that they go to.
-
     Attributes:
         arrived: the names in that queue of what was sent, by the names in the rows.
     """
@@ -171,11 +161,7 @@ class Passage:
         return "this user may not read it"
 
     def has_left(self, given: str) -> bool:
-        """Return whether a message has left the rows, by its name there: it is in the other queue.
-
-        Raises:
-            StorageError: the rows cannot be listed.
-        """
+        """Return whether a message has left the rows, by its name there: it is in the other queue."""
         with self._source.error_context(_CARRIED):
             return not any(reading.exists(f"{row.given}/{given}") for row in rows(self._source.layout))
 

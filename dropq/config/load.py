@@ -118,7 +118,6 @@ def load_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout)
 
     Args:
         name: the queue's address; a name in queue.toml must be the same.
-        root: the root's configuration, with its [defaults].
         root_file: the file of that configuration, for errors about a default.
         layout: where the queue's files are; any of them may be missing.
 
@@ -147,7 +146,6 @@ def validate_options(
     """Check options of a queue before they are written; return them as a configuration.
 
     Args:
-        options: the options by key.
         where: what errors call the source of the options.
         root: the root's configuration, whose [defaults] go into the result.
         root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
@@ -318,7 +316,6 @@ def _queue_entries(
 
     Args:
         root, root_file: the root's configuration, and its file; without a root, only the table counts.
-        table, source: the queue's table, and its file.
         name: as for `_table_entries`.
         queue: the name of the queue, "" if it has none yet.
     """
@@ -340,8 +337,6 @@ def _with_letters(
     Args:
         merged: the entries of the queue, with the [defaults].
         own: those among them that its own file has.
-        root, root_file: the root's configuration, and its file.
-        queue: the queue's name.
     """
     entries, problems = dict(merged), list[str]()
     if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):

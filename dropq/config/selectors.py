@@ -40,7 +40,6 @@ class Selector:
     """A selector, as its file says.
 
     Attributes:
-        name: its name.
         op: what it does.
         to: the address that it sends to; None for a bounce, which goes to each message's return address.
         returns_to: which return addresses a bounce goes to; a `*` at the end of one stands for the rest of a name.
@@ -84,8 +83,6 @@ def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
     """Read the file of a selector.
 
     Args:
-        name: the selector's name.
-        content: the content of its file.
         where: what errors call the file.
         queue: the address of the queue that it belongs to.
 

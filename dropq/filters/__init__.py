@@ -70,11 +70,7 @@ class Filter(Expression):
 
 
 def check_chooses(text: str) -> None:
-    """Refuse a blank filter, for verbs that take, move or remove what it matches: it would match every message.
-
-    Raises:
-        InvalidFilter: the filter is blank.
-    """
+    """Refuse a blank filter, for verbs that take, move or remove what it matches: it would match every message."""
     if not text.strip():
         raise InvalidFilter("the filter is empty, and would match every message: leave it out, or write a condition")
 
@@ -91,11 +87,7 @@ def compile_filter(text: str) -> Filter:
 
 
 def compile_selector(text: str) -> Filter:
-    """Compile the selector of a route: a JMS selector, over names alone.
-
-    Raises:
-        InvalidFilter: the text is no JMS selector; the error points at a column.
-    """
+    """Compile the selector of a route: a JMS selector, over names alone."""
     source = Source(text, "selector")
     return _compile(source, lambda parser, _: _filter(text, parser, False), _names_alone)
 

@@ -42,11 +42,7 @@ _DASHED = re.compile(r"-[\w$@.:]")
 
 
 def _path(source: Source, start: int) -> Path:
-    """Parse a path.
-
-    Raises:
-        InvalidFilter: a step has no name, or the end of the path is ambiguous.
-    """
+    """Parse a path."""
     text, at = source.text, start
     steps: list[str | int] = []
     while step := _STEP.match(text, at):

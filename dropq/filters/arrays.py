@@ -42,11 +42,7 @@ def between(found: Found, low: Found, high: Found) -> bool | None:
 
 
 class Members:
-    """The literals of an IN, in sets, so that a list of any length is looked up at once.
-
-    Args:
-        literals: numbers, strings and booleans.
-    """
+    """The literals of an IN, in sets, so that a list of any length is looked up at once."""
 
     def __init__(self, literals: Iterable[Value]) -> None:
         values = [int(value) if isinstance(value, bool) else value for value in literals]

@@ -63,7 +63,6 @@ class Part(NamedTuple):
     """A parsed expression.
 
     Attributes:
-        node: the expression.
         at: the column where it begins, from 0.
         kind: the kind of its value; None if that depends on the message.
         literal: the value of a literal; None for NULL and for all other expressions.

@@ -24,14 +24,12 @@ def for_name(
     """Return the lookup of header fields, properties and paths for a message.
 
     Args:
-        name: what the message's file name says, including its sidecar.
         delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
             a waiting message. What was counted before its bundle was cut in two is added.
         arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
         body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
             every path is NULL.
         message_type: the type of the body: json, text or binary.
-        queue: the address of the queue that the message lies in.
 
     Returns:
         A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.

@@ -98,13 +98,7 @@ class Claim:
 
     @classmethod
     def foreign(cls, filename: str, folder: str, number: int) -> Claim:
-        """Return the claim of a script or of a DropboxMQ client, which is lost as soon as its file is renamed.
-
-        Args:
-            filename: the claim's file name.
-            folder: the folder of that file.
-            number: the number of the delivery.
-        """
+        """Return the claim of a script or of a DropboxMQ client, which is lost as soon as its file is renamed."""
         prefix, own_name = split_claim(filename)
         claim = cls(prefix.owner if prefix else "", 0, number, own_name, ours=False)
         claim.filename, claim.path, claim.exact = filename, f"{folder}/{filename}", True

@@ -216,11 +216,7 @@ class QueueLayout:
         return (self.private, *own, self.streams, self.acks, self.turns, self.barriers)
 
     def folder(self, state: str) -> str:
-        """Return the folder of a state, `delayed` included.
-
-        Raises:
-            ValueError: there is no such state.
-        """
+        """Return the folder of a state, `delayed` included."""
         try:
             return self.folders[state]
         except KeyError:

@@ -10,7 +10,6 @@ class MessageFile:
     """A file that is a message, in any state.
 
     Args:
-        filename: its name in its folder.
         arrival: when it came there, in ms since 1970, if its name has no time; else 0.
         plain: whether its name has only a priority, a generated id and a class, and no claim prefix.
         folder: its folder, for the path of its claim; "" if that is not needed.

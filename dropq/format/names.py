@@ -373,7 +373,6 @@ def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, di
     marker.
 
     Args:
-        name: the name that is too long.
         token: names the sidecar: at most MARK_LIMIT letters, digits, - and _.
         budget: how many bytes a name may have in its queue: the `name_budget` of its layout.
 
@@ -476,8 +475,6 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
     """Undo `shorten`; values in the name itself win.
 
     Args:
-        name: the short name.
-        sidecar: the content of its sidecar.
         problems: gets a sentence about each damaged value, which is dropped.
     """
     problems = [] if problems is None else problems
@@ -528,7 +525,6 @@ def order(name: Name, arrival: int) -> tuple[int, str, str]:
     """Return the key that sorts names in order of delivery: by priority, then by time and sequence, then by name.
 
     Args:
-        name: the name.
         arrival: when the file was first seen, in ms; counts if the name has no time.
     """
     time = name.id[:16] if name.generated else f"{name.since or arrival:013d}000"
@@ -564,7 +560,6 @@ def identity(name: Name, arrival: int) -> tuple[str, int]:
     since another time, which a message keeps. The parts that a bundle is cut into have the identity of the bundle.
 
     Args:
-        name: the name.
         arrival: when its file came, in ms; counts if the name has no time.
     """
     return name.id, name.since or name.timestamp or arrival
@@ -574,7 +569,6 @@ def moment(name: Name, arrival: int) -> int:
     """Return the time of a message in microseconds, with the sequence of a generated id in the last three digits.
 
     Args:
-        name: the name.
         arrival: when its file came, in ms; counts if the name has no time.
     """
     return int(name.id[:16]) if name.generated else (name.since or arrival) * 1000

@@ -27,7 +27,6 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
     """List all files in processing/: of consumers and of scripts, including ignored names.
 
     Args:
-        context: the queue.
         start: yield only names that begin with this.
     """
     folder = context.layout.processing
@@ -100,7 +99,6 @@ def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim
     """List the claims of dropq's own form.
 
     Args:
-        context: the queue.
         foreign: list instead the claims of scripts and of DropboxMQ clients, as exact claims.
     """
     for file in claimed_files(context):

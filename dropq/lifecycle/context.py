@@ -99,7 +99,6 @@ class QueueContext:
         """Return NoSuchQueue for a failed call if the queue is gone, else StorageError.
 
         Args:
-            error: the error of the call.
             outcome: what became of the message.
         """
         if isinstance(error, FileNotFoundError) and not reading.exists(self.layout.target):

@@ -34,11 +34,7 @@ _LIMIT = 4096
 
 
 def spend(context: QueueContext, via: Via, credit: Credit) -> None:
-    """Make the file of a credit; call it under the policy lock of the queue.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make the file of a credit; call it under the policy lock of the queue."""
     folder = f"{context.layout.credits}/{via.token}"
     if not reading.exists(folder):
         context.storage.make_folder(folder)
@@ -60,10 +56,6 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
 
     A credit that leads elsewhere counts for nothing: the message was renamed by hand since, with its name.
 
-    Args:
-        context: the queue.
-        file: the message's file name.
-
     Raises:
         OSError: one of them cannot be read.
     """
@@ -75,22 +67,13 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:
-    """Return what a credit's file says; None if there is none that can be used.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return what a credit's file says; None if there is none that can be used."""
     with _opened(root, via) as folder:
         return None if folder is None else read_in(folder, via.key)
 
 
 def free(context: QueueContext, file: str) -> None:
-    """Remove the credits under which a message came that was settled; what cannot be removed now, a look removes.
-
-    Args:
-        context: the queue that it was settled in.
-        file: its file name.
-    """
+    """Remove the credits under which a message came that was settled; what cannot be removed now, a look removes."""
     if (via := via_of(file)) is not None:
         free_under(context, via, file)
 
@@ -167,15 +150,7 @@ def _parsed(content: bytes | None) -> object:
 
 
 def reserve(root: RootLayout, token: str, queue: str, selector: str, storage: Storage) -> bool:
-    """Give a token to a selector, for good; return False if it is another's.
-
-    Args:
-        root: the root.
-        token: the token.
-        queue: the address of the selector's queue.
-        selector: its name.
-        storage: makes the file.
-    """
+    """Give a token to a selector, for good; return False if it is another's."""
     if not reading.exists(root.tokens):
         storage.make_folder_like(root.tokens, root.private)
     try:

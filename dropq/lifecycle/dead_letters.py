@@ -43,7 +43,6 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
     """Return what the name of a dead letter says: one hop more than before, and counters that begin anew.
 
     Args:
-        name: what the message's name said.
         origin: the address of the queue that it is in.
         reason: why it cannot be delivered there, in a word of at most 32 bytes.
         now: the time in ms, from which the expiration of its new queue counts.

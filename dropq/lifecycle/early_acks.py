@@ -51,8 +51,6 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
     A part of a bundle is delivered: the ack was of the bundle, of which each part would use it up alone.
 
     Args:
-        context: the queue.
-        file: the message.
         owner, deadline: of the claim, as for `Transitions.claim`.
 
     Raises:

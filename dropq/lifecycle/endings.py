@@ -59,11 +59,8 @@ def ending(
     """Return where a message goes whose delivery ended without an ack; None if it is delivered again.
 
     Args:
-        context: its queue.
         name: what its name says, this delivery and a cancel included.
-        failed: its handler failed.
         cancel: its holder gave it back on purpose.
-        counted: the delivery counts.
     """
     config = context.config
     if failed and name.delivery_count >= (last := last_try(config)).number:
@@ -87,7 +84,6 @@ def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> fl
     """Return the seconds that a message waits after a delivery.
 
     Args:
-        context: its queue.
         name: what its name says, this delivery and a death included.
         died: its holder died, or lost its lease.
     """

@@ -31,7 +31,6 @@ class Holder:
 
     Args:
         layout: where the queue is now.
-        storage: writes the marker.
     """
 
     def __init__(self, layout: QueueLayout, storage: Storage) -> None:
@@ -72,8 +71,6 @@ def left(layout: QueueLayout, clock: Clock, older_than: float | None = None) -> 
     """Yield whether a queue is ephemeral and its holder is gone; keep other sweeps from finding that meanwhile.
 
     Args:
-        layout: the queue.
-        clock: the file server's clock.
         older_than: seconds without a touch after which a holder counts as gone whose lock tells nothing here; None
             leaves such a queue alone. A holder whose lock shows that it lives is never gone.
     """

@@ -40,8 +40,6 @@ def row_to(source: QueueContext, goal: Goal, asked: dict[str, int] | None = None
     RACE: two processes at once may make two rows to one queue. Both are used from then on.
 
     Args:
-        source: the queue.
-        goal: the other queue.
         asked: when each row was last changed as its ledger was asked. A row that is in it, and has not changed, is used
             at once.
 

@@ -61,11 +61,6 @@ def make_known(root: RootLayout, private: str, storage: Storage) -> str:
 
     RACE: two processes at once may give it two marks: both are noted, and both are found. A crash between mark and note
     leaves a mark that the next pass notes. A queue that is deleted at this moment may leave a note, which `fsck` names.
-
-    Args:
-        root: the root.
-        private: the queue's private folder.
-        storage: writes the mark and the note.
     """
     marks = marks_in(private)
     if not marks:
@@ -107,10 +102,8 @@ def forget(root: RootLayout, base: str, private: str, storage: Storage) -> None:
     """Remove the notes of a queue that is being deleted.
 
     Args:
-        root: the root.
         base: where the queue's folders were.
         private: where its private folder is now.
-        storage: removes the notes.
     """
     for name in _notes(root, base, private):
         storage.unlink(f"{root.queues}/{name}")
@@ -152,8 +145,6 @@ def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
     """Raise Unavailable if a queue that is not found by its address may come back.
 
     Args:
-        root: the root.
-        address: the queue's address.
         outcome: what becomes of the message meanwhile.
     """
     if why := why_away(root, address):
@@ -362,7 +353,6 @@ def addresses(root: RootLayout, closed: Closed = pass_over) -> Iterator[str]:
     """Yield what may be the address of a queue, topic or subscription of a root; some may be none.
 
     Args:
-        root: the root.
         closed: hears of what may have others, and is passed over.
 
     Raises:
@@ -383,7 +373,6 @@ def topics(root: RootLayout, own: str = "", closed: Closed = pass_over) -> Itera
     """Yield the topics of a root, and the folders above topics, which may have subscriptions.
 
     Args:
-        root: the root.
         own: yield only this topic, and those below it, without a look at others.
         closed: as of `addresses`.
     """

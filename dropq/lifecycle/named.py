@@ -20,11 +20,7 @@ _UNLOCKED = b"no lock\n"
 
 
 def note(context: QueueContext, client_id: str) -> None:
-    """Note that a client has a named subscription of a queue; call it before the subscription shows its life.
-
-    Raises:
-        OSError: it cannot be noted.
-    """
+    """Note that a client has a named subscription of a queue; call it before the subscription shows its life."""
     path = _path(context.layout, client_id)
     if not reading.exists(path):
         context.storage.make_folder(context.layout.named)

@@ -27,7 +27,6 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
     """Open a root, as `Root` says.
 
     Args:
-        path: its absolute path.
         clock: what tells the time; None asks the file server's clock.
     """
     layout = RootLayout(path)
@@ -61,11 +60,7 @@ def is_hidden(layout: QueueLayout) -> bool:
 
 
 def refuse_closed(root: str, name: str) -> None:
-    """Refuse a name under which there may be a queue that this user may not see.
-
-    Raises:
-        StorageError: the user may not look there.
-    """
+    """Refuse a name under which there may be a queue that this user may not see."""
     for layout in layouts(root, name):
         try:
             reading.exists(f"{layout.base}/.")
@@ -85,8 +80,6 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     """Open a queue of a root.
 
     Args:
-        root: the root.
-        name: the queue's name.
         public: the object that users know the queue as; None where no message of it is handed out.
 
     Raises:

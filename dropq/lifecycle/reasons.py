@@ -104,8 +104,6 @@ class Reasons:
 
         Args:
             state: where the file is; only error/ and expired/ have reasons.
-            file: the file's name.
-            name: what that says.
         """
         if state not in WITH_REASON or name.generated or name.since:
             return name
@@ -184,10 +182,8 @@ def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:
     """Return whether a reason is about a file that is in a folder.
 
     Args:
-        folder: the state folder.
         file: the reason's own file name. It says whether the reason is filed by the name alone; one that is filed by an
             inode, too, is about a file with another inode only if no second file can have the name.
-        reason: what it says.
     """
     name = reason.get("name")
     if not isinstance(name, str) or os.path.basename(name) != name:

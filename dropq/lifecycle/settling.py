@@ -111,7 +111,6 @@ class Settling:
         folder: the queue's target/.
         settle_time: seconds that every file waits after its last change; 0 for none; None for none, but where the last
             change was a write.
-        clock: the file server's clock.
         timing: how long a file waits whose last change was a write.
     """
 
@@ -130,12 +129,7 @@ class Settling:
         return self._written_in_place if self._settle_time is None else self._settle_time
 
     def due(self, file: MessageFile, found: os.stat_result) -> int:
-        """Return when a file has settled, if nobody writes to it meanwhile, in ms since 1970; 0 if it has.
-
-        Args:
-            file: it, in target/.
-            found: what the file system says of it now.
-        """
+        """Return when a file has settled, if nobody writes to it meanwhile, in ms since 1970; 0 if it has."""
         if not file.name.foreign or (self._settle_time is None and not _may_go_on(found)) or not self.patience:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
@@ -164,11 +158,7 @@ class Settling:
             self._memory.note(file, found, since=0)
 
     def seen(self, file: MessageFile, folder: str) -> Seen:
-        """Look at a message that waits in a folder of the queue, before it is taken from there.
-
-        Raises:
-            FileNotFoundError: it is gone.
-        """
+        """Look at a message that waits in a folder of the queue, before it is taken from there."""
         if file.plain or file.name.generated:
             return _WHOLE
         found = self.look(f"{folder}/{file.filename}")
@@ -176,11 +166,7 @@ class Settling:
         return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns))
 
     def look(self, path: str) -> os.stat_result:
-        """Return what the file server says of a file now, and not what an NFS client remembers.
-
-        Raises:
-            FileNotFoundError: it is gone.
-        """
+        """Return what the file server says of a file now, and not what an NFS client remembers."""
         if self._shared is None:
             self._shared = reading.is_shared(os.path.dirname(path))  # the queue may be being deleted
         return reading.status_now(path) if self._shared else os.lstat(path)

@@ -194,10 +194,6 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
     it is a day old, and two passes, an hour apart, found no name that refers to it.
 
     Args:
-        root: the root.
-        folder: the folder of its sidecars.
-        storage: removes them.
-        clock: shows how old they are.
         again: do nothing if the last pass began less than this many milliseconds ago.
     """
     now, layout = clock.now_ms(), RootLayout(root)

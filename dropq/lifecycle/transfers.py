@@ -241,7 +241,6 @@ def stalled(context: QueueContext, stalled_for: float = 0, *, unusable: dict[str
     """Yield the rows in which messages wait for a carrier.
 
     Args:
-        context: the queue.
         unusable: as of `rows`.
         stalled_for: leave a row to its carriers if they wrote a list in this many seconds. Consumers may give messages
             to it all the time.

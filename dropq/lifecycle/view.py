@@ -56,7 +56,6 @@ class TargetView:
 
     Args:
         folder: the folder, a queue's target/.
-        sidecars: parses the names.
         ignored: returns whether a name is never a message's.
         timing: how long a view is fresh.
         depth: the most messages that the view holds; None for all.
@@ -117,9 +116,6 @@ class TargetView:
         Args:
             rank: the number of this consumer among those that share the messages, from 0.
             consumers: how many share them.
-
-        Raises:
-            OSError: the folder cannot be listed.
         """
         self._share = rank, consumers
         self._show(behind=None)
@@ -128,9 +124,6 @@ class TargetView:
         """Offer the next piece of the view, or else list what is behind its end; return False if nothing is.
 
         A piece is a part of the others' shares of a priority, or the next priority.
-
-        Raises:
-            OSError: the folder cannot be listed.
         """
         piece = next(self._pieces, None)
         if piece is not None:

@@ -46,11 +46,6 @@ class StateStats:
 def browse(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[Message]:
     """Yield the messages of a state in order of delivery, without touching any.
 
-    Args:
-        context: the queue.
-        state: the state.
-        filter: which messages; None for all.
-
     Raises:
         InvalidFilter: the filter cannot be read; the error points at the column.
     """
@@ -86,7 +81,6 @@ def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STA
     """Return the messages of an id in the first state that has any, in order of delivery.
 
     Args:
-        context: the queue.
         message_id: an id, which a sender may have given to several, a file name or a receipt.
         states: where to look, in this order.
 

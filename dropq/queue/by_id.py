@@ -32,9 +32,7 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
     """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.
 
     Args:
-        context: the queue.
         receipt: the claimed file's name, or an id.
-        own: the caller's own subscription; None where there is none.
 
     Raises:
         LeaseLost: there is no such claim, or there are several of the id.
@@ -75,9 +73,6 @@ def ack(
     """Acknowledge a message by its id, as `Queue.ack` says.
 
     Args:
-        context: the queue.
-        message_id: the message's id.
-        own: the caller's own subscription; None where there is none.
         subscribe: opens a subscription that claims the message if it waits.
         defer: remember the ack of a message that is not here yet; parts of a bundle are passed over.
     """
@@ -108,8 +103,6 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
     """Acknowledge a message that was delivered before, whether it waits, or somebody holds it.
 
     Args:
-        context: the queue.
-        delivered: the message.
         subscription: claims it if it waits.
 
     Returns:

@@ -20,7 +20,6 @@ class LeaseRenewer:
     A round that fails is logged, and the next round tries again: until then, no lease has run out.
 
     Args:
-        lease: seconds that a lease lasts.
         renew: renews all leases; it is called in the renewer's thread.
     """
 

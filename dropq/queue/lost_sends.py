@@ -24,7 +24,6 @@ class LostSends(Sender):
     The limits of the dead-letter queue are for its own senders: they refuse no dead letter.
 
     Args:
-        letters: the dead-letter queue.
         origin: the address that the messages were sent to.
     """
 
@@ -50,12 +49,7 @@ class LostSends(Sender):
 
 
 def lost_sends(root: RootContext, origin: str) -> LostSends | None:
-    """Return what takes the sends to a queue that is not there; None if the root has no dead-letter queue.
-
-    Args:
-        root: the root.
-        origin: the address that the messages were sent to.
-    """
+    """Return what takes the sends to a queue that is not there; None if the root has no dead-letter queue."""
     name = root.config.dead_letter_queue
     if name is None or name == origin:
         return None

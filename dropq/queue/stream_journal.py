@@ -67,7 +67,6 @@ def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
     """Return the expired-claim marker for a message whose lease ran out: its key in a batch, if a stream claimed it.
 
     Args:
-        claim: the claim that ran out.
         streams: the subscriptions that `runs` returned.
     """
     return batch_key(claim.filename) if claim.subscription in streams else ""
@@ -94,7 +93,6 @@ class Journal:
     settle the same batches.
 
     Args:
-        context: the queue that the stream reads.
         stream: names the stream; all its runs have the same.
         subscription: claims for this run; it is detached, and has a lease.
 
@@ -396,7 +394,6 @@ class Journal:
         """Claim messages that a sweep returned because a lease ran out, and that nobody has touched since.
 
         Args:
-            missing: their batch keys.
             bodies: the versions of the bodies that the batch was read in, as `_bodies` returns them.
         """
         context, claimed = self._context, dict[str, Message]()

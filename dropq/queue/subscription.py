@@ -170,7 +170,6 @@ class Subscription:
         """Do what `receive` does; return None, too, once closed, and soon after it was given up and `_wake` was called.
 
         Args:
-            timeout: as for `receive`.
             given_up: whether nobody waits for the message any more; the caller returns what was claimed meanwhile.
         """
         news = self._waiting.news
@@ -466,8 +465,6 @@ class Subscription:
         """Return a claimed message, which counts as held.
 
         Args:
-            claim: the claim.
-            transitions: what settles it.
             file: how it waited; None where it did not wait.
         """
         if file is None or file.filename != claim.own_name:

@@ -21,7 +21,6 @@ class Verdicts:
     """The verdicts of one run on one batch, in a folder of their own.
 
     Args:
-        context: the queue.
         folder: the folder; a run that reads the batch again has another one, as it may read bodies in another way.
     """
 
@@ -40,7 +39,6 @@ class Verdicts:
 
         Args:
             key: identifies the message in its batch.
-            reason: what is wrong with its body.
 
         Raises:
             DropqError: the batch was settled, or another run reads it: what this process reads is not wanted any more.

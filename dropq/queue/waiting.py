@@ -57,7 +57,6 @@ class Waiting:
         Args:
             news: what `self.news` was before the caller's own look, which found nothing.
             until: when to give up, by `time.monotonic()`.
-            look: looks for a message.
             next_look: returns the seconds after which to look again without news.
             given_up: whether to return None at the next wake-up.
         """

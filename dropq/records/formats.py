@@ -132,8 +132,6 @@ def pack(body_format: str, records: Iterable[bytes], *, head: bytes | None = Non
     A long body is packed in pieces, of which only the first has a head.
 
     Args:
-        body_format: one of FORMATS.
-        records: the records, in order.
         head: what the body begins with, b"" for nothing; None for a piece that continues a body.
     """
     if body_format == "frames":

@@ -54,12 +54,10 @@ class Hand:
 
     Args:
         file: the body, at its start, as `RecordReader` takes it; it must be seekable.
-        body_format: one of FORMATS.
         first: the number of the first line, row or frame.
         max_bytes: bytes that a record has at most.
 
     Attributes:
-        format: the body's format.
         others: the records that were settled and not acknowledged, by number.
         acked: how many were acknowledged.
     """
@@ -113,11 +111,7 @@ class Hand:
         return self._reader.head
 
     def take(self) -> RawRecord | None:
-        """Take the next record, which is open from then on; return None at the end, or where the rest is unreadable.
-
-        Raises:
-            OSError: what comes next cannot be read now.
-        """
+        """Take the next record, which is open from then on; return None at the end, or where the rest is unreadable."""
         if self._frozen or not (self._ahead or self._read_to_take()):
             return None
         if self._current is not None:

@@ -27,8 +27,6 @@ def copy_part(
 
     Args:
         source: the body; it must be seekable.
-        target: where to write to.
-        body_format: one of FORMATS.
         head: the head of the body, as its reader found it; b"" if the part begins at byte 0.
         begin: where the first record of the part begins; 0 for all of the body.
         end: where the first record behind the part begins; None for the end of the body.

@@ -26,7 +26,6 @@ class RecordReader:
     Args:
         file: the body, at its start, opened with a buffer: `open(path, "rb", buffering=BLOCK)`. Of a pipe, each record
             is yielded as soon as all of it was written.
-        body_format: one of FORMATS.
         first: the number of the first line, row or frame of this body: 1, or more if it is a part of another body.
         max_bytes: bytes that a record has at most, or in csv all that is before the first row.
 

@@ -46,11 +46,6 @@ _TABLES = 'give a list of tables, each with a name, such as [{"name": "eu", "to"
 def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     """Make a selector, which takes messages from the next pass of a router on; return it.
 
-    Args:
-        context: the queue.
-        name: its name.
-        options: the keys of its file.
-
     Raises:
         InvalidName: no selector can have the name.
         ConfigError: an option cannot be used; or messages would go round.
@@ -141,7 +136,6 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
     """Return the selectors that a queue is to be made with.
 
     Args:
-        root: the root.
         queue: the name of the queue, which is not there yet.
         tables: the tables of the selectors, each with its name and the keys of its file.
 
@@ -288,11 +282,6 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     """Return a message that a selector moved into a queue to where it came from, and remove its credit.
 
     A crash in between leaves a credit without a message, which a look removes.
-
-    Args:
-        context: the queue that it was moved into.
-        folder: the folder that it is in.
-        file: its name there.
 
     Returns:
         Whether it is back; False where it came under no credit, or what spent the credit is gone.

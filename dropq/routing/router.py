@@ -56,7 +56,6 @@ class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
     Args:
-        context: the queue.
         sweep: the sweep that it does on the way: what a sweep delivers may go to a route; None for no sweep.
 
     Attributes:
@@ -292,11 +291,7 @@ def route(context: QueueContext, *, sweep: SweepOnTheWay | None) -> dict[str, in
     """Do what routes and selectors say with each waiting message, by one pass; return how many each of them took.
 
     Args:
-        context: the queue.
         sweep: the sweep that goes before; None for no sweep.
-
-    Raises:
-        NoSuchQueue, StorageError: as for `Router.one_pass`.
     """
     router = Router(context, sweep=sweep)
     try:

@@ -80,11 +80,7 @@ def serve_once(served: Served, stopped: Callable[[], bool]) -> None:
 
 
 class Serving:
-    """Makes a pass each time that there may be something to move, over the queues where that is.
-
-    Args:
-        served: what makes the passes.
-    """
+    """Makes a pass each time that there may be something to move, over the queues where that is."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -128,12 +124,7 @@ class Taken(NamedTuple):
 
 
 class _Service:
-    """The router of one queue of a root, and when to look there again.
-
-    Args:
-        router: the router.
-        layout: the queue's folders.
-    """
+    """The router of one queue of a root, and when to look there again."""
 
     def __init__(self, router: Router, layout: QueueLayout) -> None:
         self.router = router
@@ -176,7 +167,6 @@ class Routers:
     time, they look now and then, the more seldom the more queues there are.
 
     Args:
-        root: the root.
         sweep: returns the sweep that the router of a queue does on the way.
 
     Attributes:
@@ -197,11 +187,7 @@ class Routers:
         self.rests_for = 0.0
 
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
-        """Make one pass over each queue that has something to serve; look for others at most once a second.
-
-        Raises:
-            StorageError: the root cannot be listed.
-        """
+        """Make one pass over each queue that has something to serve; look for others at most once a second."""
         self._list_if_due()
         for address, service in list(self._services.items()):
             if stopped():
@@ -209,11 +195,7 @@ class Routers:
             self._one_pass(address, service, stopped)
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
-        """Make a pass over each queue in whose folders something happened, or that is due, as `Served` says.
-
-        Raises:
-            StorageError: the root cannot be listed.
-        """
+        """Make a pass over each queue in whose folders something happened, or that is due, as `Served` says."""
         began, self.has_moved = time.thread_time(), False
         self._list_if_due()
         now, looked = time.monotonic(), dict[str, Folders]()
@@ -292,9 +274,6 @@ class Routers:
 
         Returns:
             The seconds of a processor that it took to open the queue; 0 if that was not to be done.
-
-        Raises:
-            DropqError: it is gone, or cannot be served.
         """
         if (service := self._services.get(address)) is not None:
             inode = reading.inode_or_none(service.layout.target)

@@ -27,8 +27,6 @@ class BadBodies:
     """The bodies of a part that a task reads: one that is bad fails the query.
 
     Args:
-        options: the options of the read.
-        folder: the folder that the bodies lie in.
         is_held: whether they belong to a claiming batch, or to a batch of a stream.
     """
 
@@ -77,11 +75,6 @@ class Rejected(BadBodies):
     """The bodies of a part: a message whose body is bad has no rows, and is rejected when its batch is settled.
 
     A body that an earlier try of the task found bad is not read again, so that each try has the same rows.
-
-    Args:
-        options: the options of the read.
-        folder: the folder that the bodies lie in.
-        verdicts: where bad bodies are noted.
     """
 
     def __init__(self, options: ReadOptions, folder: str, verdicts: Verdicts) -> None:
@@ -110,13 +103,7 @@ class Rejected(BadBodies):
 
 
 class Nulls(BadBodies):
-    """The bodies of a part: one that is bad is a row of nulls, and the column for that, if there is one, has the error.
-
-    Args:
-        options: the options of the read.
-        folder: the folder that the bodies lie in.
-        schema: the columns of the rows.
-    """
+    """The bodies of a part: one that is bad is a row of nulls, with the error in the column for that, if any."""
 
     def __init__(self, options: ReadOptions, folder: str, schema: pa.Schema) -> None:
         super().__init__(options, folder, is_held=False)
@@ -151,9 +138,6 @@ def bad_bodies(options: ReadOptions, folder: str, schema: pa.Schema, *, is_held:
     """Return what becomes of the bad bodies of a part.
 
     Args:
-        options: the options of the read.
-        folder: the folder that the bodies lie in.
-        schema: the columns of the rows.
         is_held: whether they belong to a claiming batch, or to a batch of a stream.
         verdicts: where bad bodies are noted that are to be rejected.
     """

@@ -63,11 +63,7 @@ class NotText(ValueError):
 
 
 def check_columns(schema: t.StructType) -> None:
-    """Refuse a schema that messages do not have.
-
-    Raises:
-        ConfigError: the schema has wrong columns; the error names each and says what is wrong.
-    """
+    """Refuse a schema that messages do not have."""
     named = schema.fieldNames()
     problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
     problems += [f"column {name} is there twice" for name in sorted({name for name in named if named.count(name) > 1})]
@@ -154,9 +150,6 @@ class Columns:
         """Return the rows of some files of a folder.
 
         Args:
-            state: the state of the messages.
-            folder: the folder.
-            files: the names of the files.
             arrivals: when files came, in ms, by name, for names without a time.
             lengths: the lengths of the bodies, None for a file that has moved; None if no column needs them.
             values: the bodies, None for a file that has moved; None if no column needs them.
@@ -194,9 +187,6 @@ def name_columns(context: QueueContext, state: str, file: str, arrival: int) -> 
     """Return what a file's name says, with its sidecar and its reason, by column; times in microseconds.
 
     Args:
-        context: the queue.
-        state: the state of the message.
-        file: the file's name.
         arrival: when it came, in ms, if its name has no time.
     """
     message_file = context.sidecars.file(file)
@@ -283,9 +273,6 @@ class MessageColumn:
 
         Args:
             batches: the rows of the body, in the columns `others`.
-            state: the state of the message.
-            folder: the folder that its file was listed in.
-            file: the file's name.
         """
         if self._at < 0:
             yield from batches

@@ -29,11 +29,6 @@ JMS_WORDS = {
 def check_words(context: QueueContext, filter: str | None, states: Iterable[str] = ("target",)) -> None:
     """Refuse a filter that names a column, where messages are listed and none has a property of that name.
 
-    Args:
-        context: the queue.
-        filter: the filter; None for none.
-        states: where the messages are listed.
-
     Raises:
         InvalidFilter: the filter cannot be read; or it names a column, and the error says JMS's word for it.
     """

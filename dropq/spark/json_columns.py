@@ -29,9 +29,7 @@ def objects(names: Sequence[str], members: Sequence[pa.Array], rows: int) -> pa.
     """Return an object for each row, without the members that are null.
 
     Args:
-        names: the names of the members.
         members: their JSON, as `values` returns it.
-        rows: how many rows there are.
     """
     parts: list[Any] = [pa.repeat(_scalar(""), rows)]
     for name, texts in zip(names, members, strict=True):

@@ -48,11 +48,7 @@ _ANY = rf'(?:{_OPEN_TEXT}"|{_NUMBER}|true|false)'
 
 
 class Layout:
-    """How the lines of a body are laid out, as far as it is known from the lines before.
-
-    Args:
-        schema: the wanted columns.
-    """
+    """How the lines of a body are laid out, as far as it is known from the lines before."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

@@ -57,12 +57,7 @@ class OpenClaims(NamedTuple):
 
 @contextmanager
 def opened(spark: SparkSession, claim: str) -> Iterator[None]:
-    """Let the jobs of a session know of a claim while the block runs.
-
-    Args:
-        spark: the session.
-        claim: the id of the claim.
-    """
+    """Let the jobs of a session know of a claim while the block runs."""
     entry = f"{claim}.{secrets.token_hex(4)}"
     with _changing:
         _open[spark].append(entry)

@@ -183,11 +183,7 @@ class WriteOptions(Options):
         return (self.job_id or "").replace(QUERY, query)
 
     def check_columns(self, schema: t.StructType) -> None:
-        """Refuse columns that these options cannot write.
-
-        Raises:
-            ConfigError: there are wrong columns; the error names each and says what is wrong.
-        """
+        """Refuse columns that these options cannot write."""
         names = schema.fieldNames()
         problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
         if self.message_per == "row":
@@ -425,7 +421,6 @@ def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
     """Return what becomes of bad bodies.
 
     Args:
-        values: the options.
         takes: whether the read takes messages: it is a stream or a claiming batch.
     """
     value = values.get("badbodies")

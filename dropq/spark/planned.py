@@ -47,7 +47,6 @@ def open_planned(options: Options, mark: str) -> Queue:
     """Open a queue in a task, if it is the one that the driver saw.
 
     Args:
-        options: say which queue.
         mark: its mark, as the driver saw it; "" if it has none.
 
     Raises:
@@ -105,11 +104,6 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
     message that was sent before and not seen yet, at least two. A message that goes back in each of them may be missed.
     A file that is gone when its identity is asked for has moved since its listing, and is seen in a later one. A file
     that has gone since stays in the plan, unless its message was seen elsewhere.
-
-    Args:
-        context: the queue.
-        states: the states.
-        listing: lists one.
     """
     if len(states) == 1 and _are_plain(found := listing(states[0])):
         return {states[0]: Planned([*dict.fromkeys(found.names)])}
@@ -192,7 +186,6 @@ def _left(
     none of which was renamed since the listings began, was another message than they are, wherever it is now.
 
     Args:
-        context: the queue.
         several: the places where messages were seen.
         shown: the listings, in order: of which state, and the names.
         begun: when they began, in ms since 1970.
@@ -250,8 +243,6 @@ class Elsewhere:
     """Finds messages that left the files that they were planned in, in the states of a read.
 
     Args:
-        context: the queue.
-        states: the states.
         files: the files that the messages were planned in.
     """
 
@@ -266,7 +257,6 @@ class Elsewhere:
         """Yield where a planned message may be now, for as long as the caller does not find it there.
 
         Args:
-            file: the file that it was planned in.
             surely: whether to list the states until it can be nowhere; else some time must pass between two listings.
         """
         told = _told(self._context, file)

@@ -54,8 +54,6 @@ class Part(InputPartition):
     """The messages that a task reads: files of one state, with what `Planned` says of them.
 
     Attributes:
-        state: the state.
-        files: the names of the files.
         arrivals: when those arrived whose names have no time.
         identities: of those messages whose names alone do not tell.
         mark: of the queue, as the driver saw it.
@@ -89,12 +87,7 @@ def part_size(messages: int, options: ReadOptions) -> int:
 
 
 class Rows:
-    """Reads parts in the executors; the base of the readers of batches and streams.
-
-    Args:
-        options: the options of the read.
-        schema: the columns of the rows.
-    """
+    """Reads parts in the executors; the base of the readers of batches and streams."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
@@ -150,8 +143,6 @@ class _Files:
     """Reads the files of a part, also after they were renamed, and remembers the messages that have left the read.
 
     Args:
-        context: the queue.
-        part: the part.
         states: the states of the read, where messages are looked for that have moved.
     """
 
@@ -193,12 +184,8 @@ class _Files:
         """Read a file with a function; return None if its message is not claimed, and in no state of the read.
 
         Args:
-            file: its name.
             read_path: takes a path, and the identity that the file there must have.
             surely: whether to look for a message that has moved until it can be nowhere.
-
-        Raises:
-            LeaseLost: the claim on the file is gone.
         """
         identity = self.part.identities.get(file)
         try:
@@ -337,7 +324,6 @@ def held(context: QueueContext, claimed: str) -> Planned:
     """Return the files of a claiming batch, in the order in which they were claimed.
 
     Args:
-        context: the queue.
         claimed: the batch's subscription and how many messages it claimed, separated by a colon.
 
     Raises:

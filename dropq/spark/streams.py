@@ -43,9 +43,6 @@ class Backlog:
 
     Spark asks after each look for a batch, every 10 ms where a query is idle. So target/ is listed again only when it
     has changed, and a report is kept for `KEPT` times as long as it took.
-
-    Args:
-        context: the queue.
     """
 
     def __init__(self, context: QueueContext) -> None:

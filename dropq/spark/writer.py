@@ -68,7 +68,6 @@ class QueueWriter(DataSourceArrowWriter):
     """Sends the rows, or the partitions, of a job into a queue.
 
     Args:
-        options: the options of the write.
         job_id: names the job; what is in braces the tasks fill in, and tell the commit.
         mark: of the queue, as the driver sees it.
     """
@@ -157,7 +156,6 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     tasks' results.
 
     Args:
-        options: the options of the write.
         mark: of the queue, as the driver sees it.
     """
 
@@ -314,9 +312,6 @@ def stage(
     """Stage the batches of a task for a job; return None if the job was sent before.
 
     Args:
-        queue: the queue.
-        job: the job.
-        options: the options of the write.
         batches: the task's batches that have rows, at least one; they are read to their end.
         begins: whether the tasks begin the job; else the driver has begun it.
     """
@@ -365,9 +360,7 @@ def _named_rows(value: pa.Array, first: int, partition: int) -> Iterator[None]:
     """Let an error about a row of a batch tell which row it is, and how its value begins.
 
     Args:
-        value: the values of the batch.
         first: the number of the batch's first row in the partition, from 0.
-        partition: the number of the partition.
     """
     try:
         yield
@@ -476,9 +469,6 @@ def _stage_body(
     """Stage a message of many rows.
 
     Args:
-        attempt: where to stage it.
-        parts: its rows.
-        write: writes them as a body.
         name: returns the name of the file, from the number of its rows.
     """
     count = 0

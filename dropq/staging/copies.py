@@ -16,12 +16,7 @@ LEASE = 60.0
 
 
 class Renewal:
-    """Renews a claim that was just made, or renewed, for `LEASE` seconds.
-
-    Args:
-        transitions: the transitions of the claim's queue.
-        claim: the claim.
-    """
+    """Renews a claim that was just made, or renewed, for `LEASE` seconds."""
 
     def __init__(self, transitions: Transitions, claim: Claim) -> None:
         self._transitions = transitions
@@ -29,11 +24,7 @@ class Renewal:
         self._began = time.monotonic()
 
     def __call__(self) -> None:
-        """Renew the claim, if a third of its lease is over; call this often.
-
-        Raises:
-            LeaseLost: the claim is gone.
-        """
+        """Renew the claim, if a third of its lease is over; call this often."""
         if (now := time.monotonic()) - self._began >= LEASE / 3:
             self._transitions.extend(self._claim, lease_end(self._transitions.context.clock, LEASE))
             self._began = now

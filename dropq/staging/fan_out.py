@@ -142,12 +142,7 @@ def fan_out(
     the receivers that there are by now.
 
     Args:
-        context: the queue that the message is claimed in.
-        claim: the claim.
         receivers: who gets a copy; at least one.
-        write: writes the copies.
-        copied_name: the file name that the copies get.
-        came_from: the folder that the message was claimed from.
         back_as: the unique file name under which the message itself returns to target/; None archives it.
 
     Raises:
@@ -194,9 +189,6 @@ def settle(
     """Turn a claimed message into parts that stay in its queue; return whether each is where it goes, or else will be.
 
     Args:
-        context: the queue.
-        claim: the claim.
-        parts: the parts; at least one.
         write: writes the parts into a folder, and the reasons beside them; called again for each folder that a sweep
             drops.
         own_name: the file name under which the message itself is archived, if it is.
@@ -269,12 +261,7 @@ def _stage(context: QueueContext, folder: str, came_from: str, write: Callable[[
 
 
 def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
-    """Rename a claim to `whole`; return False if the folder was dropped before.
-
-    Raises:
-        LeaseLost: the claim is gone.
-        OSError: the rename was refused.
-    """
+    """Rename a claim to `whole`; return False if the folder was dropped before."""
     whole = f"{folder}/{WHOLE}"
     while True:
         try:
@@ -353,7 +340,6 @@ def roll_forward(context: QueueContext, folder: str, *, staged: Staged | OwnPart
 
     Args:
         context: the queue that the message was claimed in.
-        folder: the staged folder, which is committed.
         staged: what is in it, where this process has just staged it; None lists the parts, and reads who gets them.
 
     Raises:
@@ -615,13 +601,7 @@ def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[
     """Return why a part is left to the processes of who staged it; "" if it may be moved.
 
     Args:
-        context: the queue that it was staged in.
-        part: its path.
-        token: the token of its receiver.
         whose: returns to whom a file belongs that this process makes there.
-
-    Raises:
-        OSError, ValueError: that cannot be told.
     """
     identity = identity_of(context.layout, token)
     if identity is None or is_named(context, identity):

@@ -126,7 +126,6 @@ class Job:
     """A job that sends many messages, all or none.
 
     Args:
-        context: the queue.
         job_id: names the job; after a job was sent, other runs under its id send nothing.
     """
 
@@ -149,11 +148,7 @@ class Job:
 
     @property
     def sent(self) -> bool:
-        """Whether a job of this id was committed; the next roll-forward moves what is not in target/ yet.
-
-        Raises:
-            StorageError: the job's folders or the ledger cannot be read.
-        """
+        """Whether a job of this id was committed; the next roll-forward moves what is not in target/ yet."""
         with error_context(f"it is not known whether job {self.id} was sent: nothing is sent now"):
             # RACE: meanwhile a job may move from its folder to a dropped one, and from there to the ledger. Looking in
             # the same order finds it. The dropped folders are listed only after the job was not in its own.
@@ -186,11 +181,7 @@ class Job:
         return note if isinstance(note, dict) else None
 
     def begin(self) -> None:
-        """Make the job's folder, unless it exists; to be called before the first attempt.
-
-        Raises:
-            StorageError: the folder cannot be made.
-        """
+        """Make the job's folder, unless it exists; to be called before the first attempt."""
         with error_context(f"job {self.id} did not begin, nothing was sent"):
             self._context.storage.make_folder(self.folder, parents=False)
             refuse_links([self.folder])
@@ -305,7 +296,6 @@ class Epoch(Job):
     refused.
 
     Args:
-        context: the queue.
         query: names the query; of a query that sends several jobs from each batch, the job, too.
         number: the number of the epoch.
     """
@@ -374,7 +364,6 @@ class TransferJob(Epoch):
     time is refused, whenever that is.
 
     Args:
-        context: the queue that the messages come to.
         row: names the row of lists; no other row has the name.
         number: the number of the list.
     """
@@ -390,12 +379,7 @@ class TransferJob(Epoch):
         return self.commit([attempt])
 
     def sent_note(self) -> Mapping[str, object] | None:
-        """Return the note that this list was sent with; None where the ledger does not have the list now.
-
-        Raises:
-            DropqError: the entry in the ledger is damaged.
-            StorageError: it cannot be read.
-        """
+        """Return the note that this list was sent with; None where the ledger does not have the list now."""
         return self.ledger_note("nothing is removed where the messages came from")
 
     def _overtaken(self, last: int) -> str:
@@ -435,8 +419,6 @@ def idle_ms(folder: str, now: int, *, files: bool) -> int:
     """Return how long ago a job's folder last changed, in ms; 0 if it is gone.
 
     Args:
-        folder: the job's folder.
-        now: the time, in ms since 1970.
         files: whether to look at each staged file, too. A driver may write to a file for a long time, which changes no
             folder. A roll-forward changes folders, so for a committed job their times are enough.
     """
@@ -456,7 +438,6 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
     """Finish the committed jobs, and drop the others that have been idle for too long.
 
     Args:
-        context: the queue.
         older_than: drop jobs that have been idle for this many seconds; None drops none for its age.
         stalled_for: leave committed jobs to their drivers if something changed in this many seconds.
     """
@@ -526,8 +507,6 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
     RACE: any number of processes may do this at once. Each file is moved by the first rename; the others find it gone.
 
     Args:
-        context: the queue.
-        folder: the job's folder.
         interrupted: whether an earlier roll-forward may have been interrupted, maybe by a power cut.
     """
     manifest = _manifest(folder)
@@ -571,7 +550,6 @@ def _overflow(context: QueueContext, address: object, fate: str) -> QueueContext
     such a user may not write, says the same.
 
     Args:
-        context: the queue.
         address: what the manifest says.
         fate: what becomes of the job if none of this can be told now.
 
@@ -707,11 +685,7 @@ def _key(name: str) -> str:
 
 
 def _manifest(folder: str) -> Mapping[str, Any] | None:
-    """Return the manifest of a job's folder, which has `attempts`; None if there is none.
-
-    Raises:
-        DropqError: the manifest is damaged.
-    """
+    """Return the manifest of a job's folder, which has `attempts`; None if there is none."""
     path = f"{folder}/{MANIFEST}"
     try:
         if os.path.islink(folder) or not has_manifest(folder):

@@ -25,9 +25,6 @@ def is_named(context: QueueContext, receiver: Identity) -> bool:
 
     These are the subscriptions of a topic and of those above it, the views on it, and the queues that the selectors of
     a queue name, also as the row for one on another file system.
-
-    Raises:
-        OSError: that cannot be told.
     """
     root = context.root.layout.path
     path = f"{root}/{receiver.path}"

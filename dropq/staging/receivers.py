@@ -97,11 +97,7 @@ class Receiver:
     However many topics and threads a process has, their receivers have a bounded part of its descriptors.
 
     Args:
-        root: the root's path.
         path: the folder that its target/ lies in, from the root.
-
-    Raises:
-        OSError: the folder cannot be opened.
     """
 
     def __init__(self, root: str, path: str) -> None:
@@ -188,11 +184,7 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
     """Rename a part into the target/ of each open receiver, as `Receiver.take` does; return the parts that stay.
 
     Args:
-        receivers: the receivers.
         at: the descriptor of the folder that the parts are in.
-        parts: the part of each.
-        name: the name that each gets.
-        storage: renames them.
     """
     folders = [(part, receiver._folder) for part, receiver in zip(parts, receivers, strict=True)]
     here = [(part, folder) for part, folder in folders if folder is not None]
@@ -275,12 +267,7 @@ def open_receiver(root: str, identity: Identity, words: Callable[[], Counter[str
     """Open a receiver by its identity; return None if it is not there.
 
     Args:
-        root: the root's path.
-        identity: the receiver.
         words: returns what `words_of` does, to find also what was copied to another disk with its root.
-
-    Raises:
-        OSError: this user may not look.
     """
     try:
         receiver = Receiver(root, identity.path)

@@ -146,8 +146,6 @@ class Storage:
         """Write a new file; remove it when that fails.
 
         Args:
-            path: the file.
-            data: its content.
             synced: make it durable at once, if the durability asks for it; otherwise `together` does.
         """
         fd = self.create(path) if self._owns else os.open(path, CREATE, self._create_mode)
@@ -172,8 +170,6 @@ class Storage:
         looks at it then believes for a minute that it is empty.
 
         Args:
-            path: the file.
-            size: how many bytes were written.
             at: the descriptor of the folder that a relative `path` begins in.
 
         Raises:
@@ -225,9 +221,6 @@ class Storage:
         """Write many new files into a folder; after a failure the caller removes the folder.
 
         Args:
-            folder: the folder.
-            files: the names of the files.
-            bodies: their contents.
             at: the folder's descriptor, where it is open: it saves the walk along the path to each file.
             times: when they were read and written, in ns since 1970, where the file system can keep that; None for now.
         """
@@ -278,8 +271,6 @@ class Storage:
         """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
 
         Args:
-            path: the file.
-            data: its new content.
             by: a path beside the file to write to first, which nobody else uses. None makes one.
         """
         folder, name = os.path.split(path)
@@ -387,8 +378,6 @@ class Storage:
         The copy gets the times of the source where the file system can keep them.
 
         Args:
-            source: the file to copy.
-            destination: the copy.
             synced: make it durable at once, if the durability asks for it.
             like: whose modes and group the copy gets; None for its own.
             between: called after each `COPIED_AT_ONCE` bytes, which are synced first, so that no sync takes long; what
@@ -471,11 +460,7 @@ class Storage:
             self.rename(source, destination)
 
     def refuses_to_replace(self, private: str) -> bool:
-        """Return whether the file system has a rename that replaces nothing, tried with files of our own.
-
-        Args:
-            private: a folder for these files.
-        """
+        """Return whether the file system has a rename that replaces nothing, tried with files of our own."""
         if self._exclusive.in_kernel and not self._exclusive.proved:
             self.make_folder(private)
             ours = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
@@ -506,8 +491,6 @@ class Storage:
         """Rename a file into an open folder, where it replaces nothing; the folder may have been renamed meanwhile.
 
         Args:
-            source: the file's path.
-            folder: the folder's descriptor.
             name: the file's new path in it.
 
         Returns:
@@ -536,7 +519,6 @@ class Storage:
 
         Args:
             at: the descriptor of the folder that the files are in.
-            files: their names.
             folders: the descriptors of the folders that they go to.
             name: the path that each gets there.
 
@@ -559,11 +541,6 @@ class Storage:
         One thread renames them all. A kernel makes one rename into a folder at a time, and lets the others wait even
         while a server or a FUSE daemon works at it: more threads, or processes, would only wait for each other. The
         open folders save the walk along two paths to each file.
-
-        Args:
-            source: the folder that the files are in.
-            destination: the folder that they go to.
-            files: their names.
 
         Returns:
             The files that may not have been renamed, for the caller to look at one by one.
@@ -633,8 +610,6 @@ class Storage:
         """Create a folder, and missing ones above it, unless it exists.
 
         Args:
-            path: the folder.
-            parents: create the folders above it.
             passing: the folder will soon be removed, and need not survive a power cut.
 
         Raises:
@@ -727,7 +702,6 @@ class Storage:
         file: there a file with this content takes the name.
 
         Args:
-            path: the name.
             content: what tells such a file from any other.
             private: a folder for files of our own.
 

@@ -37,10 +37,6 @@ class LockFile:
 
     The lock is freed before the file is closed: so a child that was forked meanwhile has no part in it.
 
-    Args:
-        path: the file.
-        folder: where it lies.
-
     Raises:
         FileNotFoundError: there is no such file.
         BlockingIOError: an NFS client was promised that nobody else would open the file. The server has just asked for
@@ -147,10 +143,6 @@ def are_missing(error: OSError) -> bool:
 
 def try_lock(fd: int, folder: str) -> bool:
     """Try to lock a file that is open for writing; return False where another process has the lock.
-
-    Args:
-        fd: the file.
-        folder: where it lies.
 
     Raises:
         OSError: the lock failed for another reason; see `are_missing`.

@@ -103,11 +103,7 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
 
 
 def rename_leads(source: str, target: str) -> bool:
-    """Return whether a rename leads from one folder to another: both lie on one mount of one file system.
-
-    Raises:
-        OSError: one of them cannot be looked at.
-    """
+    """Return whether a rename leads from one folder to another: both lie on one mount of one file system."""
     if os.stat(source).st_dev != os.stat(target).st_dev:
         return False
     mounts = mount_of(source), mount_of(target)

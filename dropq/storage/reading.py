@@ -82,11 +82,7 @@ def open_folder(path: str) -> int:
 
 
 def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-    """List a folder, in no order; on NFS the listing may come from this host's cache.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-    """
+    """List a folder, in no order; on NFS the listing may come from this host's cache."""
     return os.scandir(folder)
 
 
@@ -113,7 +109,6 @@ def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
     """Return the folders and the links that lie in a folder now, in no order; a missing folder is empty.
 
     Args:
-        folder: the folder.
         shared: whether other hosts may change it, so that this host's cache of it may be old.
     """
     if shared:
@@ -134,8 +129,6 @@ class Subfolders:
     """The folders and the links in a folder, listed again only when the folder may have changed.
 
     Args:
-        folder: the folder.
-        clock: the file server's clock, which the folder's time is compared with.
         shared: whether other hosts may change it: then it is listed each time.
     """
 
@@ -186,8 +179,6 @@ class Listing:
     """The names in a folder, listed again only when the folder has changed; a missing folder is empty.
 
     Args:
-        folder: the folder.
-        clock: the file server's clock, which the folder's time is compared with.
         shared: whether other hosts may change it, so that this host's cache of it may be old.
     """
 
@@ -276,7 +267,6 @@ def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
     """Open a message's body for reading; do not follow a symbolic link, and do not wait for a fifo.
 
     Args:
-        path: the body.
         buffering: the bytes of its buffer; -1 for the usual.
 
     Raises:
@@ -308,11 +298,7 @@ def size_now(path: str) -> int:
 
 
 def status_now(path: str) -> os.stat_result:
-    """Return what the file server says of a file; open it, as NFS caches what lstat returns.
-
-    Raises:
-        FileNotFoundError: it is gone.
-    """
+    """Return what the file server says of a file; open it, as NFS caches what lstat returns."""
     try:
         fd = open_file(path, READ)
     except PermissionError:
@@ -369,8 +355,6 @@ def read_bodies(folder: str, names: Iterable[str], limit: int | None = None) -> 
     deleted. A reader by paths that is a little quicker reads the same bodies.
 
     Args:
-        folder: the folder.
-        names: the names of the bodies.
         limit: the most bytes of a body that is read.
     """
     try:
@@ -468,9 +452,6 @@ def read_in(folder: int, name: str, limit: int = 4096, *, strict: bool = False) 
     """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read.
 
     Args:
-        folder: the folder.
-        name: the name of the file.
-        limit: the most bytes that are read.
         strict: return None only when there is no such file, or it is a link, a socket or another thing that is no file.
 
     Raises:
@@ -492,7 +473,6 @@ def parse_json(data: bytes, *, any_text: bool = False) -> object:
     """Read JSON that anybody may have written.
 
     Args:
-        data: the JSON.
         any_text: accept text that no path can have, too: none of it becomes a path.
 
     Raises:
@@ -627,8 +607,6 @@ def is_there(path: str, clock: Clock) -> bool:
 
     A folder that changed a moment ago is listed: see `ask_server`. A file that this user may not open exists, too.
 
-    Args:
-        path: the path.
         clock: the file server's clock.
     """
     folder, name = os.path.split(path)
@@ -661,11 +639,7 @@ def _opens(path: str) -> bool:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a path is a folder, or a link to a folder.
-
-    Raises:
-        OSError: it cannot be looked up.
-    """
+    """Return whether a path is a folder, or a link to a folder."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -51,8 +51,6 @@ def rename_noreplace(source: str, destination: str, folder: int = HERE, source_f
     """Rename a file unless the destination exists, in one system call.
 
     Args:
-        source: the file's path.
-        destination: its new path.
         folder: the descriptor of the folder that a relative `destination` begins in.
         source_folder: the same for a relative `source`.
 
@@ -72,7 +70,6 @@ def size_asked(path: str, folder: int = HERE) -> int | None:
     """Return a file's size in bytes as its file system has it now, whatever the kernel remembers.
 
     Args:
-        path: the file.
         folder: the descriptor of the folder that a relative `path` begins in.
 
     Returns:

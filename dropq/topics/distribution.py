@@ -54,11 +54,7 @@ _ALPHABET = string.digits + string.ascii_lowercase
 
 
 class Distributor:
-    """Distributes what is published to one topic, for one process.
-
-    Args:
-        context: the topic's queue, `.incoming/`.
-    """
+    """Distributes what is published to one topic, for one process."""
 
     def __init__(self, context: QueueContext) -> None:
         self.context = context
@@ -128,7 +124,6 @@ class Distributor:
         """Distribute a message that this process has just published; return whether every receiver has it.
 
         Args:
-            file: its file name.
             claim: its claim; None where it waits in target/.
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
@@ -284,7 +279,6 @@ class Distributor:
         Filters and room are looked at before the claim, so that what cannot be distributed now is not touched.
 
         Args:
-            file: the message, as it lies in target/.
             again: whether another message was distributed just before it.
 
         Raises:

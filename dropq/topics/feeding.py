@@ -24,11 +24,7 @@ log = logging.getLogger("dropq")
 
 
 class Feeding:
-    """The topics that one queue is fed from, for a consumer of it.
-
-    Args:
-        context: the queue.
-    """
+    """The topics that one queue is fed from, for a consumer of it."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context

@@ -40,10 +40,6 @@ class Feed:
     """A receiver, and which messages it gets.
 
     Args:
-        topic: the topic that it is fed from.
-        address: the receiver's address.
-        receiver: its open folder.
-        context: the open queue.
         version: what its files were before its configuration was read.
     """
 
@@ -81,8 +77,6 @@ class Feed:
         """Return whether it gets a message.
 
         Args:
-            file: the message.
-            state: where its file lies.
             client: the publisher's client id; "" if it has none.
 
         Raises:
@@ -117,7 +111,6 @@ class Feeds:
     """The feeds of one topic.
 
     Args:
-        topic: the topic.
         shared: whether other hosts may change its root.
     """
 
@@ -266,7 +259,6 @@ class Feeds:
         """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too.
 
         Args:
-            links: the paths of the links.
             known: the inodes of the folders that are feeds already.
         """
         for link in links:

@@ -20,11 +20,7 @@ from dropq.topics.views import is_view
 
 
 class Publishing(Transitions):
-    """The transitions of what is published to one topic.
-
-    Args:
-        context: the topic's queue.
-    """
+    """The transitions of what is published to one topic."""
 
     def __init__(self, context: QueueContext) -> None:
         super().__init__(context)

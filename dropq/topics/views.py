@@ -52,9 +52,6 @@ def show_view(root: RootContext, name: str, expression: str, move: Callable[[], 
     """Let a view appear, known to the publishers of its topics from before: what is published then reaches it.
 
     Args:
-        root: the root.
-        name: the view.
-        expression: its topics.
         move: gives the view its name.
     """
     with _alone(root):
@@ -85,11 +82,7 @@ def keep_noted(view: QueueContext) -> None:
 
 
 def noted_expression(root: RootLayout, name: str) -> str:
-    """Return which topics a noted view is on, by its note; "" where that is not known.
-
-    Raises:
-        OSError: this user may not read it.
-    """
+    """Return which topics a noted view is on, by its note; "" where that is not known."""
     return (read_small(f"{root.views}/{name}") or b"").decode(errors="replace")
 
 

@@ -34,9 +34,6 @@ def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool)
     """Hide a subscription that is to be removed from all but DropboxMQs.
 
     Args:
-        root: the root.
-        layout: where the subscription is.
-        store: writes the file that hides it.
         force: also remove what its routes took.
     """
     store.make_folder(layout.private, parents=False)

@@ -39,7 +39,6 @@ def since(context: QueueContext, point: str) -> Iterator[Archived]:
     A message's time is its id's, else since when it counted as waiting, else when its file came to the archive.
 
     Args:
-        context: the queue.
         point: `epoch`, all; `now`, nothing; `creation` of the queue, all where it was made by hand; an id that dropq
             made, that message included; an ISO 8601 date or time, in UTC where it does not say.
 

@@ -48,11 +48,7 @@ def recover(context: QueueContext) -> int:
 
 
 def _point(context: QueueContext) -> str:
-    """Return where in the topic's history a subscription begins.
-
-    Raises:
-        ConfigError: its file says none.
-    """
+    """Return where in the topic's history a subscription begins."""
     path = context.layout.recovering
     point = (reading.read_small(path) or b"").decode(errors="replace").strip()
     try:

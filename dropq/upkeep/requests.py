@@ -68,11 +68,7 @@ class Requester:
     """A temporary queue and the subscription on it.
 
     Args:
-        asked: the queue that is asked.
         public: returns what users get as the queue of an answer, by its name.
-
-    Raises:
-        DropqError: the temporary queue cannot be made.
     """
 
     def __init__(self, asked: QueueContext, public: Callable[[str], object]) -> None:
@@ -229,10 +225,8 @@ def request(
     """Send a request and wait for its answer, as `Queue.request` says.
 
     Args:
-        asked: the queue that is asked.
         send: sends the request there, with the fields.
         seconds: how long to wait; None waits for ever.
-        fields: the arguments of `Sender.send`, but for the body.
         requesters: those that the queue object keeps.
         public: returns what users get as the queue of the answer, by its name.
         ending: ends the request before its time.

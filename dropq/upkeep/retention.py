@@ -28,8 +28,6 @@ def surplus(
     Without an age, it counts the names, and looks at the files only if there are more than `keep_count`.
 
     Args:
-        context: the queue.
-        state: the folder.
         keep_age: seconds that files are kept; None takes the queue's history_age for processed/.
         keep_count: how many are kept; None takes the queue's max_history for processed/.
         remove: remove each before it is yielded.

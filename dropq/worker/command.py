@@ -91,7 +91,6 @@ class Runner:
         """Run the command; return the end of its stderr if it succeeded, else raise what settles the message.
 
         Args:
-            message: the message.
             stdin: opens what the command reads.
             variables: other variables of its environment, see `environment`.
         """
@@ -395,7 +394,6 @@ def environment(
     """Return the environment of a command: the one of this process, and variables about the message.
 
     Args:
-        message: the message.
         path: where the command finds its body.
         run: what the guard finds the run by.
         record: the number of the record that the command is run for, if it is run for one.

@@ -190,7 +190,6 @@ def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
     """Turn signals into requests to stop until the block ends; only the main thread can do this.
 
     Args:
-        stop: gets the requests.
         signals: the signals; by default SIGTERM, and SIGINT and SIGHUP unless the parent had the program ignore them,
             as `nohup` does with SIGHUP, and a script with `&` does with SIGINT.
     """

@@ -133,8 +133,6 @@ def run(
 
     Args:
         sources: the subscriptions; each has a max_backlog of at least `concurrency`.
-        handler, concurrency, until_empty: as of `work`.
-        stop: asks the worker to stop.
         by: what the handler is called with: each message, each record, or each `Bundle`, whose records it settles.
         reporter: hears what becomes of each message; None logs what did not end well.
     """

@@ -50,11 +50,7 @@ class Sources:
         self.watch = Watch(*notes, moved_in=notes, poll=poll)
 
     def receive(self) -> Taken | None:
-        """Claim a message; return None if no queue has one for this worker now.
-
-        Raises:
-            DropqError: a queue cannot be read; no message was claimed.
-        """
+        """Claim a message; return None if no queue has one for this worker now."""
         first, count = self._first, len(self._subscriptions)
         for step in range(count):
             at = (first + step) % count

@@ -60,7 +60,6 @@ class Consumers:
 
     Args:
         socket: the DEALER that sends to them.
-        queue: has the messages.
         lease: for how long a message is a consumer's, in seconds.
         in_flight: how many messages may be out.
         max_size: the most bytes of a message.

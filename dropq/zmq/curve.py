@@ -81,8 +81,6 @@ class Curve:
         """Answer a command of the handshake.
 
         Args:
-            name: of the command.
-            command: all of it.
             properties: what the server says of itself.
 
         Returns:

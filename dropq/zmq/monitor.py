@@ -34,9 +34,6 @@ class Monitor:
 
     Args:
         socket: the ROUTER that is asked.
-        queue: what is counted.
-        producers, consumers: what else is reported.
-        wake: lets the server answer.
     """
 
     def __init__(

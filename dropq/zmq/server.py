@@ -60,10 +60,6 @@ class Terms:
 class Server:
     """Serves a queue until it is asked to stop.
 
-    Args:
-        queue: the queue.
-        terms: how it is served.
-
     Raises:
         ConfigError: an address is open to others, and there are no keys; or the keys cannot be used.
         ValueError: an address is none.

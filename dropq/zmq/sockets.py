@@ -98,7 +98,6 @@ class Socket:
     """A socket, which has any number of peers.
 
     Args:
-        network: does the work.
         name: receive, send or monitor.
         most: the most bytes of a message.
         hwm: how many messages may wait here for each consumer.
