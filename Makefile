@@ -15,7 +15,7 @@ IN_MEMORY := $(shell df --output=avail $(MEMORY) 2>/dev/null | awk 'END { exit !
 PYTEST = $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) $(RUN) -m pytest $(if $(IN_MEMORY),-o tmp_path_retention_policy=failed)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark
+.PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark
 .PHONY: clean
 
 help: ## list these targets
@@ -26,11 +26,20 @@ setup: $(STAMP) ## install dropq and all its tools into .venv (PY=python3.12 cho
 demo: $(STAMP) ## show the main job on real input, ending in an accounting of every file
 	@$(RUN) examples/demo.py
 
-test: $(STAMP) ## run the tests, two files at a time (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
-	@$(if $(ARGS),:,echo "All tests take about ten minutes on two cores; those without Spark take four: ARGS=\"-m 'not spark'\"")
-	@$(PYTEST) -n 2 --dist loadfile $(ARGS)
+# The four kinds of tests, two files at a time.
+test: $(STAMP) ## run the tests that a change breaks first (ARGS="-k lease" chooses some, ARGS="-m ''" takes those of all kinds)
+	@$(PYTEST) -n 2 --dist loadfile -m "not (spark or papers or crashes)" $(ARGS)
 
-test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test too
+crashes: $(STAMP) ## run the tests in which processes die and calls fail, one after the other, and short storms
+	@$(PYTEST) -n 2 --dist loadfile -m "crashes and not (spark or papers)" $(ARGS)
+
+papers: $(STAMP) ## run what the papers and the examples show
+	@$(PYTEST) -n 2 --dist loadfile -m "papers and not spark" $(ARGS)
+
+test-spark: $(STAMP) ## run the tests with Spark
+	@$(PYTEST) -n 2 --dist loadfile -m spark $(ARGS)
+
+test-cluster: $(STAMP) ## run those on a Spark cluster of a master and two workers, which are part of make test-spark too
 	@$(RUN) -m pytest -m cluster $(ARGS)
 
 test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and power cuts, in user-mode-linux

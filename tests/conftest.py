@@ -46,11 +46,27 @@ def pytest_configure(config: pytest.Config) -> None:
     watch(config)
 
 
+#: Kinds of tests by their fixtures; the markers' meanings are in setup.cfg.
+BY_FIXTURE = {"spark": "spark", "shared": "host", "small_disk": "host", "repository": "host", "terminal": "host"}
+#: And by their files, as patterns from the right.
+BY_FILE = {
+    "torture/test_*.py": "crashes",
+    "*_crash.py": "crashes",
+    "test_docs.py": "papers",
+    "test_examples.py": "papers",
+    "test_help.py": "papers",
+    "test_man.py": "papers",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whatever takes the fixture `spark`, so that `-m 'not spark'` leaves it out."""
+    """Mark each test with its kinds."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker("spark")
+        for fixture in BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(BY_FIXTURE[fixture])
+        for pattern, kind in BY_FILE.items():
+            if item.path.match(pattern):
+                item.add_marker(kind)
 
 
 def pytest_runtest_setup() -> None:

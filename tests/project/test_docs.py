@@ -245,6 +245,7 @@ def test_the_lines_of_the_readme_install_dropq_into_a_virtual_environment(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.host
 @pytest.mark.skipif(not shutil.which("pipx"), reason="there is no pipx: apt-get install pipx")
 def test_the_line_of_the_readme_installs_dropq_with_pipx(newcomer: tuple[Path, dict[str, str]]) -> None:
     _, line = (text for _, text in blocks(TOP / "README.md", "sh"))
@@ -360,6 +361,7 @@ def test_the_timer_unit_runs_what_the_crontab_runs() -> None:
     assert units()["dropq-upkeep.timer"]["Timer"]["OnCalendar"] == "*:0/5"
 
 
+@pytest.mark.host
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze: apt-get install systemd")
 def test_systemd_finds_nothing_wrong_in_the_units(tmp_path: Path) -> None:
     for text in (text for _, text in blocks(OPERATIONS, "ini")):

@@ -669,6 +669,7 @@ def test_book_sh_enters_rows_once_below_one_heading(tmp_path: Path) -> None:
 NEEDS_SQLITE = pytest.mark.skipif(shutil.which("sqlite3") is None, reason="sqlite3 is not installed")
 
 
+@pytest.mark.host
 @NEEDS_SQLITE
 def test_a_log_that_grows_is_in_a_database_and_bad_lines_are_repaired_and_requeued(tmp_path: Path) -> None:
     queue, log, database = make_queue(tmp_path / "root"), tmp_path / "requests.log", tmp_path / "requests.db"
@@ -709,6 +710,7 @@ def test_a_log_that_grows_is_in_a_database_and_bad_lines_are_repaired_and_requeu
     assert set(where(queue)) == {"processed"}
 
 
+@pytest.mark.host
 @NEEDS_SQLITE
 def test_insert_sh_asks_for_another_try_where_the_database_cannot_be_written_to(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root", redelivery_delay="1h")

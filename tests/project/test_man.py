@@ -29,6 +29,7 @@ def test_each_command_has_its_page_and_nothing_else_has_one(man: Path) -> None:
     assert {path.name for path in (man / "man1").iterdir()} == {f"{page}.1" for page in PAGES.values()}
 
 
+@pytest.mark.host
 @pytest.mark.skipif(not shutil.which("groff"), reason="there is no groff: apt-get install groff")
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_shows_all_that_the_help_shows(name: str, man: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,7 @@ def test_a_page_shows_all_that_the_help_shows(name: str, man: Path, monkeypatch:
         assert re.sub(r"\s+", " ", example) in page
 
 
+@pytest.mark.host
 @pytest.mark.skipif(not shutil.which("man"), reason="there is no man: apt-get install man-db")
 def test_man_finds_a_page_by_its_command(man: Path) -> None:
     done = subprocess.run(

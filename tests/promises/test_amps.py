@@ -1016,6 +1016,7 @@ def crews() -> Iterator[list[Crew]]:
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
+@pytest.mark.crashes
 def test_consumers_of_whom_some_are_killed_keep_all_rules_at_once(
     tmp_path: Path, crews: list[Crew], rules: Rules
 ) -> None:

@@ -138,6 +138,7 @@ def test_what_is_no_message_is_passed_over_in_every_state(tmp_path: Path, state:
     assert (tmp_path / "outside").read_bytes() == b"not yours"
 
 
+@pytest.mark.host
 def test_a_device_is_passed_over(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     try:

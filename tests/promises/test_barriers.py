@@ -506,6 +506,7 @@ def dies(queue: Queue, at: int, *, after: bool) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+@pytest.mark.crashes
 def test_a_barrier_is_handed_out_and_settled_whichever_call_its_holder_dies_at(tmp_path: Path, after: bool) -> None:
     for at in range(100):
         queue = barriers(tmp_path / f"root-{at}", timing=FRESH)
@@ -629,6 +630,7 @@ def test_a_barrier_whose_holder_died_between_claim_and_commit_is_handed_out_by_t
         assert share.delivery_count == 1
 
 
+@pytest.mark.crashes
 def test_many_consumers_of_whom_some_are_killed_pass_barrier_after_barrier(tmp_path: Path, stage: list[Actor]) -> None:
     queue = barriers(tmp_path / "root")
     for number in range(10):

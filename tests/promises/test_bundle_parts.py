@@ -631,6 +631,7 @@ def check(queue: Queue) -> None:
 
 @pytest.mark.parametrize("durability", ["none", "full"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.crashes
 def test_a_crash_at_any_call_loses_and_doubles_no_record(make: Make, durability: str, after: bool) -> None:
     queue, at, fates = make(durability=durability), 0, set[str]()
     while True:
@@ -672,6 +673,7 @@ def test_a_sweep_reports_what_it_cannot_move_back_and_the_next_one_moves_it(make
 
 
 @pytest.mark.parametrize("first", ["draft", "whole"])
+@pytest.mark.crashes
 def test_a_crash_of_the_sweep_that_goes_on_loses_and_doubles_no_record(make: Make, first: str) -> None:
     queue, at = make(), 0
     crashed = True

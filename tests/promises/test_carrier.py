@@ -280,6 +280,7 @@ def judged(scene: Scene, bodies: list[bytes], *, sweeps: int = 1) -> None:
 
 
 @pytest.mark.parametrize("setting", ["full", "lists of one", "without a rename that replaces nothing"])
+@pytest.mark.crashes
 def test_a_crash_anywhere_in_a_move_loses_and_doubles_nothing(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_crash_anywhere_in_a_move_loses_and_doubles_nothing(
         judged(scene, BODIES, sweeps=sweeps)
 
 
+@pytest.mark.crashes
 def test_a_crash_anywhere_in_a_sweep_that_carries_loses_and_doubles_nothing(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +357,7 @@ def in_between(at: int | None, act: Callable[[], object], others: Callable[[], o
 
 
 @pytest.mark.parametrize("others", ["a sweep", "a sweep after each of three moves", "a consumer there, too"])
+@pytest.mark.crashes
 def test_a_carrier_that_was_stopped_anywhere_does_no_harm_when_it_wakes_up(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, others: str
 ) -> None:
@@ -406,6 +409,7 @@ def test_a_late_carrier_that_writes_an_old_list_again_loses_nothing(
     assert sorted(path.name for path in scene.row.glob("?.json")) == ["4.json"]
 
 
+@pytest.mark.crashes
 def test_processes_that_carry_at_once_and_are_killed_lose_and_double_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

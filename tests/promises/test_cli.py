@@ -203,6 +203,7 @@ def test_the_manual_names_only_options_that_a_command_has() -> None:
     assert named - there - everywhere == set()
 
 
+@pytest.mark.papers
 def test_every_example_of_the_manual_runs(tmp_path: Path) -> None:
     shim = tmp_path / "bin" / "dropq"
     shim.parent.mkdir()

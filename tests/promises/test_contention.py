@@ -40,6 +40,7 @@ def accounted(queue: Queue, expected: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(("lease", "backlog"), [("0", 1), ("30", 5)], ids=["no lease", "lease and backlog"])
+@pytest.mark.crashes
 def test_racing_consumers_of_whom_some_are_killed_process_each_message_once(
     tmp_path: Path, stage: list[Actor], lease: str, backlog: int
 ) -> None:

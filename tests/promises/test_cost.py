@@ -42,6 +42,7 @@ else:
 """
 
 
+@pytest.mark.host
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_the_plain_path_makes_no_system_call_that_the_raw_loop_does_not_make(tmp_path: Path) -> None:
     few, many = 100, 600

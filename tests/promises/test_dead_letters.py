@@ -888,6 +888,7 @@ LONG = {"correlation_id": "c" * 120, "reply_to": "replies"}
 @pytest.mark.parametrize("fields", [{}, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("noreplace", [True, False])
 @pytest.mark.parametrize("act", [exhausted, unroutable])
+@pytest.mark.crashes
 def test_a_crash_leaves_a_letter_in_exactly_one_place(
     tmp_path: Path, act: Callable[[Root], None], noreplace: bool, fields: dict[str, Any]
 ) -> None:
@@ -905,6 +906,7 @@ def test_a_crash_leaves_a_letter_in_exactly_one_place(
     crash_everywhere(tmp_path / "root", act, check, noreplace=noreplace)
 
 
+@pytest.mark.crashes
 def test_a_crash_on_the_way_to_error_leaves_a_message_in_exactly_one_place(tmp_path: Path) -> None:
     root = make_root(tmp_path / "root")
     root.create_queue("orders", max_deliveries=1).send(b"a")
@@ -922,6 +924,7 @@ def test_a_crash_on_the_way_to_error_leaves_a_message_in_exactly_one_place(tmp_p
 
 
 @pytest.mark.parametrize("send", ["send", "send_many with headers", "send_file of a stream"])
+@pytest.mark.crashes
 def test_a_crash_in_a_send_to_a_missing_queue_leaves_the_message_at_most_once(tmp_path: Path, send: str) -> None:
     make_root(tmp_path / "root")
 
@@ -937,6 +940,7 @@ def test_a_crash_in_a_send_to_a_missing_queue_leaves_the_message_at_most_once(tm
 
 @pytest.mark.parametrize("fields", [{}, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("noreplace", [True, False])
+@pytest.mark.crashes
 def test_a_crash_on_the_way_back_leaves_each_letter_in_exactly_one_place(
     tmp_path: Path, noreplace: bool, fields: dict[str, Any]
 ) -> None:

@@ -346,6 +346,7 @@ def test_fsck_tells_of_an_ack_that_was_being_written(make: Make, clock: Clock, i
     assert acks(queue) == [id]
 
 
+@pytest.mark.crashes
 def test_whenever_the_consumer_dies_the_message_is_archived_or_comes_again(
     tmp_path: Path, clock: Clock, id: str
 ) -> None:
@@ -374,6 +375,7 @@ def test_whenever_the_consumer_dies_the_message_is_archived_or_comes_again(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.crashes
 def test_whenever_the_one_who_acknowledges_dies_nothing_is_lost(
     tmp_path: Path, clock: Clock, id: str, is_there: bool
 ) -> None:

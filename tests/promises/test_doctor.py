@@ -119,6 +119,7 @@ def mounted(command: list[str], point: Path) -> Iterator[Path]:
         subprocess.run(["fusermount3" if shutil.which("fusermount3") else "fusermount", "-u", str(point)], timeout=20)
 
 
+@pytest.mark.host
 def test_a_fuse_mount_is_known_by_its_type_and_by_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
     with mounted(["bindfs", str(tmp_path / "behind")], tmp_path / "mount") as point:
@@ -557,6 +558,7 @@ def test_where_nothing_may_be_made_the_doctor_only_looks_things_up(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("plain")
+@pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_reads_what_is_closed_to_it() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -681,6 +683,7 @@ def test_a_mount_that_is_said_to_be_read_only_and_is_not_is_tried_as_any_other(
     assert kinds(doctor(reopened(queue).root.context)) == usual
 
 
+@pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 def test_a_real_read_only_mount_is_reported_as_nothing_else(queue: Queue) -> None:
     point = str(queue.root.path)

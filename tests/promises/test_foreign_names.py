@@ -313,6 +313,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
+@pytest.mark.crashes
 def test_no_sequence_of_verbs_and_of_mv_loses_or_doubles_a_body(kind: str) -> None:
     @settings(max_examples=60, deadline=None)
     @given(steps=STEPS)

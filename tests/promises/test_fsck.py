@@ -732,6 +732,7 @@ def test_repair_makes_a_queue_whole_that_cannot_be_opened(queue: Queue) -> None:
         assert message is not None and message.body == b"1"
 
 
+@pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize(("own", "made"), [(0o755, 0o755), (0o2770, 0o2770), (0o1777, 0o775)])
 def test_repair_makes_a_folder_of_the_mode_and_owner_of_the_queues_own(queue: Queue, own: int, made: int) -> None:
@@ -753,6 +754,7 @@ def test_repair_gives_a_folder_the_configured_mode_before_that_of_the_queues_own
     assert stat.S_IMODE(path.stat().st_mode) == 0o2750
 
 
+@pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize(("own", "made"), [(0o777, 0o755), (0o773, 0o711)])
 def test_a_folder_that_could_not_be_given_its_owner_gives_its_group_no_more_than_others_have(

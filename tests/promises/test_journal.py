@@ -232,6 +232,7 @@ def check_ended(queue: Queue, checkpoint: Checkpoint, what: str) -> None:
     ("offset", "renameat2"), [("written", True), ("not written", True), ("written", False)],
     ids=["offset written", "offset not written", "no renameat2"],
 )  # fmt: skip
+@pytest.mark.crashes
 def test_a_run_that_dies_before_any_step_is_gone_on_with_by_the_next(
     tmp_path: Path,
     before: Callable[[Queue, Checkpoint], None],
@@ -263,6 +264,7 @@ def test_a_run_that_dies_before_any_step_is_gone_on_with_by_the_next(
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.crashes
 def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
     tmp_path: Path, before: Callable[[Queue, Checkpoint], None], when: str
 ) -> None:
@@ -845,6 +847,7 @@ def one_batch_that_is_not_committed(queue: Queue, checkpoint: Checkpoint) -> Non
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("meeting", [go_on, one_batch_that_is_not_committed])
+@pytest.mark.crashes
 def test_two_runs_that_meet_at_any_step_lose_nothing_and_settle_nothing_twice(
     tmp_path: Path, meeting: Callable[[Queue, Checkpoint], object]
 ) -> None:
@@ -901,6 +904,7 @@ def test_a_copy_of_a_checkpoint_that_is_gone_on_with_takes_the_stream_from_the_o
 
 
 @pytest.mark.parametrize("step", range(4))
+@pytest.mark.crashes
 def test_a_run_that_ends_leaves_what_another_writes_at_any_step_of_it(queue: Queue, step: int) -> None:
     """Spark lets a query be started again before the process that read for the last one has ended."""
     ending, living = run(queue), run(queue)

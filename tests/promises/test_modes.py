@@ -23,6 +23,7 @@ def _another_group() -> int:
     return others[0]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("where_said", ["queue.toml", "dropq.toml"])
 def test_modes_and_group_of_what_is_created(tmp_path: Path, where_said: str) -> None:
     group = _another_group()

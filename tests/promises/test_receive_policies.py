@@ -98,6 +98,7 @@ def test_a_queue_without_policies_has_no_lock_and_no_turns(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["the lock file stays", "the lock file is taken away"])
+@pytest.mark.crashes
 def test_no_more_than_max_backlog_are_held_by_consumers_of_whom_some_are_killed(
     tmp_path: Path, stage: list[Actor], removed: bool
 ) -> None:

@@ -379,6 +379,7 @@ def test_what_is_written_to_a_topic_is_published(make: Make) -> None:
     assert bodies(root.queue("news/archive.hq")) == [b"x\n"]
 
 
+@pytest.mark.crashes
 def test_a_writer_that_dies_at_any_call_has_sent_whole_bundles_and_each_once(make: Make) -> None:
     def act(queue: Queue) -> None:
         with queue.record_writer("text", max_records=2) as writer:

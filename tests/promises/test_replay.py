@@ -410,6 +410,7 @@ def test_a_replay_is_as_durable_as_a_send(tmp_path: Path, monkeypatch: pytest.Mo
     queue.close()
 
 
+@pytest.mark.crashes
 def test_whenever_it_dies_the_archive_stays_and_what_waits_is_whole(tmp_path: Path) -> None:
     body = b"x" * 200_000
     roots = iter(range(1000))

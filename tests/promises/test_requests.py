@@ -560,6 +560,7 @@ def test_doctor_leaves_temporary_queues_alone_unless_one_is_named(queue: Queue) 
 
 
 @pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.crashes
 def test_a_requester_that_dies_at_any_call_leaves_at_most_what_a_sweep_removes(tmp_path: Path, answered: bool) -> None:
     clock = Clock()
     roots = iter(range(10_000))

@@ -23,6 +23,7 @@ from dropq.diagnosis.doctor import doctor
 ID = "1795515246781000-2859784151"
 
 pytestmark = [
+    pytest.mark.host,
     pytest.mark.skipif(os.geteuid() != 0, reason="to act as several users takes root"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

@@ -547,6 +547,7 @@ def receive_one(queue: Queue) -> None:
 
 @pytest.mark.parametrize("act", [receive_one, Queue.route], ids=["consumer", "router"])
 @pytest.mark.parametrize("options", [{}, {"max_backlog": 1}, {"semantics": "at-most-once"}], ids=str)
+@pytest.mark.crashes
 def test_whoever_dies_before_or_after_any_call_each_message_is_once_where_it_belongs(
     tmp_path: Path, act: Callable[[Queue], object], options: dict[str, Any]
 ) -> None:

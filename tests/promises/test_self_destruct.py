@@ -532,6 +532,7 @@ def test_producers_racing_with_the_end_of_a_queue_lose_nothing(root: Root, clock
 
 
 @pytest.mark.parametrize("has_letters", [True, False])
+@pytest.mark.crashes
 def test_a_crash_anywhere_in_the_destruction_leaves_each_message_in_one_place(
     tmp_path: Path, clock: Clock, has_letters: bool
 ) -> None:

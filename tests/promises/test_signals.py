@@ -124,6 +124,7 @@ class InTheMiddle:
 
 @pytest.mark.parametrize("verb", ["close", "receive", "send", "ack"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.crashes
 def test_a_handler_may_come_in_the_middle_of_every_call_of_every_verb(tmp_path: Path, kind: str, verb: str) -> None:
     def interrupted() -> int:
         faulthandler.dump_traceback_later(PATIENCE, exit=True)

@@ -167,6 +167,7 @@ def test_a_job_whose_manifest_no_sweep_would_read_is_not_committed(
 
 
 @pytest.mark.usefixtures("either_rename")
+@pytest.mark.crashes
 def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(tmp_path: Path) -> None:
     outcomes = set()
     for step in range(1, MANY):
@@ -190,6 +191,7 @@ def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(t
 
 
 @pytest.mark.usefixtures("either_rename")
+@pytest.mark.crashes
 def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Path) -> None:
     """The job was committed, and half of it was renamed when its driver died."""
     for step in range(1, MANY):
@@ -221,6 +223,7 @@ def leave_half(queue: Queue, job_id: str = "job") -> Job:
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("overflow", ["", "rest"])
+@pytest.mark.crashes
 def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(
     tmp_path: Path, when: str, overflow: str
 ) -> None:
@@ -266,6 +269,7 @@ def sweep_that_dies(queue: Queue) -> None:
 
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.parametrize("meeting", [sweep_all, sweep_then_another_run, sweep_that_dies])
+@pytest.mark.crashes
 def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
     told = set()
     for step in range(1, MANY):
@@ -288,6 +292,7 @@ def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meet
 
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.parametrize("durability", ["none", "full"])
+@pytest.mark.crashes
 def test_a_queue_that_is_deleted_at_any_step_of_a_commit_is_no_silence(tmp_path: Path, durability: str) -> None:
     """The deletion is refused, or the driver hears of it: no commit says that it sent what went with the queue."""
     seen = set()
@@ -327,6 +332,7 @@ def test_a_queue_with_a_job_that_was_cut_off_is_not_deleted(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("either_rename")
+@pytest.mark.crashes
 def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> None:
     told = set()
     for step in range(1, MANY):
@@ -523,6 +529,7 @@ def test_the_target_of_the_other_queue_is_synced_before_the_ledger_has_the_job(
 
 
 @pytest.mark.usefixtures("either_rename")
+@pytest.mark.crashes
 def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all_or_nothing(tmp_path: Path) -> None:
     outcomes = set()
     for step in range(1, MANY):
@@ -549,6 +556,7 @@ def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all
 
 
 @pytest.mark.usefixtures("either_rename")
+@pytest.mark.crashes
 def test_a_sweep_that_dies_before_any_step_of_a_job_that_overflows_is_taken_up_by_the_next(tmp_path: Path) -> None:
     for step in range(1, MANY):
         queue, rest = overflowing(tmp_path / str(step))

@@ -202,6 +202,7 @@ def test_what_a_router_was_copying_when_it_was_killed_is_claimed_for_no_longer_t
     assert claim.claim is not None and 0 < claim.claim.deadline <= clock.now_ms() + LEASE * 1000
 
 
+@pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="to give files to a group takes root")
 def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: Root) -> None:
     queue = root.create_queue("q", file_mode="0600")

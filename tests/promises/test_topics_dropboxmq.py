@@ -352,6 +352,7 @@ def between_calls(act: Callable[[int], None]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.crashes
 def test_dropboxmq_could_publish_and_subscribe_between_any_two_steps_of_dropq(root: Root) -> None:
     steps = []
 

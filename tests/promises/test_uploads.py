@@ -190,6 +190,7 @@ def longest_pauses(running: dict[str, subprocess.Popen[bytes]], paths: dict[str,
     return longest
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_a_program_uploads_is_processed_once_and_whole(program: str, request: pytest.FixtureRequest) -> None:
     if why := missing(program):
@@ -206,6 +207,7 @@ def test_what_a_program_uploads_is_processed_once_and_whole(program: str, reques
 # -- what is not whole is told -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.host
 def test_rsync_partial_shows_a_part_under_the_file_s_own_name(tmp_path: Path) -> None:
     """It is why the papers say --partial-dir: a part that was moved in looks like a file that is whole."""
     if why := missing("rsync"):

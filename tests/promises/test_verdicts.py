@@ -110,6 +110,7 @@ def check_ended(queue: Queue, checkpoint: Checkpoint, what: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_disk")
+@pytest.mark.crashes
 def test_a_run_that_dies_before_any_step_leaves_each_bad_message_to_be_rejected_once(
     tmp_path: Path, before: Callable[[Queue, Checkpoint], None]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_run_that_dies_before_any_step_leaves_each_bad_message_to_be_rejected_
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.crashes
 def test_an_error_at_any_step_leaves_each_bad_message_to_be_rejected_once(tmp_path: Path, when: str) -> None:
     for step in range(1, MANY):
         queue, checkpoint = story(tmp_path / str(step), nothing)

@@ -15,6 +15,7 @@ from helpers import until, where
 from dropq import Queue, Root
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
+pytestmark = pytest.mark.host
 
 from zeromq import Served, served  # noqa: E402
 

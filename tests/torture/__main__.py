@@ -50,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make torture ARGS=", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--seed", type=int, default=1, help="of all that is left to chance")
-    parser.add_argument("--short", action="store_true", help="as short as in make test")
+    parser.add_argument("--short", action="store_true", help="as short as in make crashes")
     parser.add_argument("--folder", type=Path, help="where to work: a folder on a disk, not on tmpfs")
     parser.add_argument("--write", action="store_true", help="keep the rows in docs/reliability.md")
     parser.add_argument(

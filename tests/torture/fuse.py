@@ -875,5 +875,5 @@ def in_layers(fs: Mounted, row: Row, options: Options) -> None:
     row.count(judge(look(fs.path / name), must=names), "fuse-overlayfs, in-layers, mounted anew")
 
 
-#: What `make test` runs of it.
+#: What `make crashes` runs of it.
 SHORT_FORM = (every_verb, killed_holders, killed_daemon)

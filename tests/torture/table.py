@@ -25,7 +25,7 @@ class Options:
 
     folder: Path  #: where it may make what it likes, on a disk
     seed: int = 1  #: of all that is left to chance
-    long: bool = True  #: whether it is run for its figures; else as a part of `make test`, in a few seconds
+    long: bool = True  #: whether it is run for its figures; else as a part of `make crashes`, in a few seconds
 
 
 @dataclass

@@ -32,6 +32,7 @@ def test_whatever_a_process_meets_each_message_is_whole_in_one_place(tmp_path: P
     assert [(row.lost, row.doubled) for row in rows if row.lost or row.doubled] == []
 
 
+@pytest.mark.host
 def test_a_disk_that_is_full_or_turned_read_only_loses_nothing(tmp_path: Path) -> None:
     try:
         rows = list(disks.run(Options(tmp_path, random.randrange(10**6), long=False)))

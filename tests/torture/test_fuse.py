@@ -13,6 +13,8 @@ from torture import fuse, hdfs_points
 from torture.mounts import HDFS_LIKE, Kind, Mounted, mounted, needs, passthrough, second
 from torture.table import NotRun, Options, Row
 
+pytestmark = pytest.mark.host
+
 
 def needed(kind: Kind) -> None:
     """Skip the test where a kind of file system cannot be mounted."""

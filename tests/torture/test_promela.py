@@ -39,6 +39,7 @@ def copy_with(tmp_path: Path, model: str, text: str, other: str) -> Path:
     return copy
 
 
+@pytest.mark.host
 @needs_tools
 @pytest.mark.timeout(900)
 def test_the_model_holds_and_what_is_broken_on_purpose_does_not() -> None:
@@ -73,6 +74,7 @@ def test_the_model_holds_and_what_is_broken_on_purpose_does_not() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.host
 @needs_tools
 @pytest.mark.timeout(300)
 def test_a_promise_that_is_not_kept_fails_the_check(tmp_path: Path) -> None:
@@ -82,6 +84,7 @@ def test_a_promise_that_is_not_kept_fails_the_check(tmp_path: Path) -> None:
     assert verdicts["claims"] == "violated"
 
 
+@pytest.mark.host
 @needs_tools
 @pytest.mark.timeout(300)
 def test_a_broken_variant_that_holds_fails_the_check(tmp_path: Path) -> None:
@@ -91,6 +94,7 @@ def test_a_broken_variant_that_holds_fails_the_check(tmp_path: Path) -> None:
     assert verdicts == {"claims": "holds", "claims, SHARED_NAMES": "holds, but must not"}
 
 
+@pytest.mark.host
 @needs_tools
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
