@@ -48,6 +48,13 @@ def test_every_link_leads_somewhere(paper: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{paper.name} links to {target}#{anchor}"
 
 
+def test_each_file_of_the_promises_is_in_the_index_once() -> None:
+    _, _, index = (TOP / "docs" / "reliability.md").read_text().partition("## Which tests hold which promise\n")
+    named = re.findall(r"`(\w+)`[,| ]", index.partition("\n\n`tests/unit/`")[0])
+    files = sorted(file.stem.removeprefix("test_") for file in (TOP / "tests" / "promises").glob("test_*.py"))
+    assert sorted(named) == files
+
+
 def printed_comments(program: str) -> list[str]:
     """Return what the comments behind the calls of print in a program say that it prints."""
     return re.findall(r"print\(.*\)+  # (.+)$", program, re.MULTILINE)
