@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from shlex import quote
 
-from dropq.diagnosis import staged_checks, topic_checks
+from dropq.diagnosis import staged_checks
 from dropq.format import names
 from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
@@ -21,9 +21,12 @@ from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle.claims import committed, committed_files, held_files
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.holders import decide
 from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.lifecycle.transitions import Transitions
+from dropq.policies.backlog import Backlog, holders_of
 from dropq.policies.barrier import all_shares, given_back, number_before
 from dropq.policies.fair_share import FairShare
 from dropq.policies.routes import Routes
@@ -31,7 +34,9 @@ from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
 from dropq.routing.outlook import Outlook, came_from
-from dropq.storage import liveness, reading
+from dropq.storage import reading
+from dropq.storage.liveness import Signs
+from dropq.topics.distribution import Distributor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,11 @@ class Explanation:
         message: the message.
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
             `delay`, `receiver`, `unreadable`, `settling`; for a message that is held: `held`, `lease`, `lapsed`,
-            `dead`, `unleased`, `script`, `barrier`;
+            `dead`, `expired`, `unleased`, `script`, `barrier`;
             `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
-        holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
+        holders: the subscriptions that hold it; for a message that waits, those that may get it, or keep it waiting.
         until: when that ends by itself; None when that is not known.
     """
 
@@ -78,19 +83,17 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
             explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
             wanted = None if filter is None else wanting(context, filter, where)
             for file in listed(context, where):
-                why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
+                found = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     message = Message(transitions, where, file)
-                    more = f"{_way_back(message)}{_way_here(context, file)}{snapshot.of_bundle(message, file)}"
-                    yield Explanation(message, why, f"{detail}{more}", *rest)
+                    detail = f"{found.detail}{_way_back(message)}{_way_here(context, file)}"
+                    until = utc(found.until) if found.until else None
+                    detail += snapshot.of_bundle(message, file)
+                    yield Explanation(message, found.why, detail, found.holders, until)
             if where == "processing":
                 yield from _committed(transitions, wanted)
         if state is None:
             yield from _in_transit(transitions, filter)
-
-
-#: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
-_Why = tuple[str, str] | tuple[str, str, tuple[str, ...]] | tuple[str, str, tuple[str, ...], datetime | None]
 
 
 class _Snapshot:
@@ -110,16 +113,16 @@ class _Snapshot:
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
         self._ahead = 0
-        self._held_topic: str | None = None  # what holds the first message that waits, once it was met
+        self._distributor = Distributor(context) if context.layout.is_topic else None
+        self._topic_waits: Decision | None = None  # what keeps all from being distributed behind a message, once met
         shares = _barrier_shares(context)
         held = held_files(context)
-        self._claims = [file.claim for file in held]
+        self._held = held
         self._committed = sum(1 for _ in committed_files(context))
-        owners = {claim.owner for claim in self._claims if claim is not None}
+        owners = {file.claim.owner for file in held if file.claim is not None}
         self._barriers_out = {token: holders for token, holders in shares.items() if token in owners}
-        known = liveness.known(context.layout.consumers)
-        self._dead = {name for name in known if liveness.is_dead(context.layout.consumers, name)}
-        self._alive = known - self._dead
+        self._signs = Signs(context.layout.consumers)
+        self._alive = tuple(self._signs.living)
         self._given_back = given_back(context)
         self._turns: FairShare | None = None
         if context.config.fairness_model != "fast":
@@ -128,40 +131,36 @@ class _Snapshot:
 
     # -- messages that wait ----------------------------------------------------------------------------------------
 
-    def waiting(self, file: MessageFile) -> _Why:
+    def waiting(self, file: MessageFile) -> Decision:
         """Return the first reason why no consumer gets a message of target/."""
         if self._locks:
             queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
-            means = (
-                "keeps what is published from being distributed"
-                if self._context.layout.is_topic
-                else "pauses consumers"
-            )
-            return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
+            means = "pauses consumers"
+            if self._context.layout.is_topic:
+                means = "keeps what is published from being distributed"
+            return Decision(False, "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it")
         if has_expired(self._context, file):
-            return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
+            text = f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
+            return Decision(False, "expired", text)
         if due := self._transitions.settles_at(file):
-            return "settling", self._settling(), (), utc(due)
+            return Decision(False, "settling", self._settling(), until=due)
         if self._acks and file.name.id in self._acks and not file.name.first:
-            return "acked", "its ack came before it: the next consumer archives it, and does not get it"
+            text = "its ack came before it: the next consumer archives it, and does not get it"
+            return Decision(False, "acked", text)
         if self._belongs is not None and not self._belongs(file):
-            return "filter", "it does not match the queue's filter: no consumer gets it"
-        if self._context.layout.is_topic:
-            return self._routed(file) or self._undistributed(file)
+            return Decision(False, "filter", "it does not match the queue's filter: no consumer gets it")
+        if self._distributor is not None:
+            return self._published(self._distributor, file)
         routed = self._routed(file)
         sent_on = routed or self._selected(file)
         return self._behind_barrier(file, routed) or self._over_backlog() or sent_on or self._ready(file)
 
-    def _undistributed(self, file: MessageFile) -> _Why:
-        if topic_checks.is_closed(self._context, file):
-            text = "this user may not read its body: a process that may distributes it, any other moves it to error/"
-            return "unreadable", text
-        if self._held_topic is None:
-            self._held_topic = topic_checks.held_by(self._context, file)
-        if self._held_topic:
-            return "receiver", f"the topic waits: {self._held_topic}"
-        text = f"the next publisher, consumer of a receiver, or `dropq sweep {self._name}` distributes it"
-        return "ready", text
+    def _published(self, distributor: Distributor, file: MessageFile) -> Decision:
+        found = self._topic_waits or distributor.decide(file)
+        if not found.allowed:
+            self._topic_waits = found
+            return replace(found, detail=f"the topic waits: {found.detail}")
+        return self._routed(file) or found
 
     def _settling(self) -> str:
         patience = f"{self._context.settling.patience:g} s"
@@ -170,22 +169,22 @@ class _Snapshot:
             return f"{cause}: it waits for {patience} after that, and settle_time sets another time"
         return f"it was changed just now, so somebody may still write to it: it waits for settle_time, {patience}"
 
-    def _behind_barrier(self, file: MessageFile, routed: _Why | None) -> _Why | None:
+    def _behind_barrier(self, file: MessageFile, routed: Decision | None) -> Decision | None:
         if self._is_barrier is None:
             return None
         for token, holders in self._barriers_out.items():
-            return "barrier", f"it waits until the barrier with the claim {token} is settled", holders
+            return Decision(False, "barrier", f"it waits until the barrier with the claim {token} is settled", holders)
         if self._barrier is not None:
-            return "barrier", f"it waits behind the barrier {self._barrier}"
+            return Decision(False, "barrier", f"it waits behind the barrier {self._barrier}")
         if routed is None and self._is_barrier(file):
             self._barrier = file.name.id
             return self._first_barrier(file)
         self._ahead += 1
         return None
 
-    def _first_barrier(self, file: MessageFile) -> _Why:
+    def _first_barrier(self, file: MessageFile) -> Decision:
         returned = number_before(file, self._given_back)
-        held = len(self._claims) + self._committed
+        held = len(self._held) + self._committed
         if self._ahead or held or returned:
             before = ", ".join(
                 (
@@ -194,78 +193,60 @@ class _Snapshot:
                     _number(returned, "was given back", "were given back"),
                 )
             )
-            return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
+            text = f"it is a barrier, and waits until all before it are settled: {before}"
+            return Decision(False, "barrier", text, holders_of(self._held))
         if not self._alive:
-            return "barrier", "it is a barrier, and waits until a consumer subscribes"
+            return Decision(False, "barrier", "it is a barrier, and waits until a consumer subscribes")
         who = "the only subscription" if len(self._alive) == 1 else f"all {len(self._alive)} subscriptions"
-        return "ready", f"it is a barrier, and goes to {who} when the next consumer asks"
+        return Decision(True, "ready", f"it is a barrier, and goes to {who} when the next consumer asks")
 
-    def _over_backlog(self) -> _Why | None:
+    def _over_backlog(self) -> Decision | None:
         most = self._context.config.max_backlog
-        if most is None or len(self._claims) < most:
-            return None
-        return "backlog", f"{len(self._claims)} held, as many as max_backlog allows", self._holders()
+        found = None if most is None else Backlog(most).decide(self._held, lambda: held_files(self._context))
+        return None if found is None or found.allowed else found
 
-    def _routed(self, file: MessageFile) -> _Why | None:
+    def _routed(self, file: MessageFile) -> Decision | None:
         route = next(self._routes.taking(file, file.own_name), None)
         if route is None:
             return None
         movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
-        return "route", f"it goes to route {route.name}: {movers}"
+        return Decision(False, "route", f"it goes to route {route.name}: {movers}")
 
-    def _selected(self, file: MessageFile) -> _Why | None:
+    def _selected(self, file: MessageFile) -> Decision | None:
         """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
         plan = self._outlook.of(file)
-        return None if plan.op == "leave" or self._alive else ("selector", plan.says)
+        return None if plan.op == "leave" or self._alive else Decision(False, "selector", plan.says)
 
-    def _ready(self, file: MessageFile) -> _Why:
+    def _ready(self, file: MessageFile) -> Decision:
         rivals = () if self._turns is None else (one.subscription for one in self._turns.rivals(file))
-        if turns := tuple(one for one in rivals if one not in self._dead):
-            return "turn", "it goes to the subscription whose turn it is, which has a moment to ask for it", turns
+        if turns := tuple(one for one in rivals if not self._signs.is_dead(one)):
+            text = "it goes to the subscription whose turn it is, which has a moment to ask for it"
+            return Decision(False, "turn", text, turns)
         if not self._alive:
-            return "ready", "no consumer is subscribed: the first that asks gets it"
-        return "ready", "the first subscription that asks gets it", tuple(sorted(self._alive))
+            return Decision(True, "ready", "no consumer is subscribed: the first that asks gets it")
+        return Decision(True, "ready", "the first subscription that asks gets it", self._alive)
 
-    def _holders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(claim.subscription if claim else "a script" for claim in self._claims))
-
-    def delayed(self, file: MessageFile) -> _Why:
+    def delayed(self, file: MessageFile) -> Decision:
         """Return until when a message is delayed."""
         name = self._context.sidecars.parse(file.filename)
         cause = "it was given back" if name.delivery_count else "it was sent with a delay"
         if name.died:
             cause = f"{cause}, and {_times(name.died)} a holder died over it or lost its lease"
         if name.not_before <= self._context.clock.now_ms():
-            return "delay", f"{cause}, and its time has come: any consumer, or `dropq sweep {self._name}`, delivers it"
-        return "delay", f"{cause}, and waits for its time", (), utc(name.not_before)
+            text = f"{cause}, and its time has come: any consumer, or `dropq sweep {self._name}`, delivers it"
+            return Decision(True, "delay", text)
+        return Decision(False, "delay", f"{cause}, and waits for its time", until=name.not_before)
 
     # -- messages that are held ------------------------------------------------------------------------------------
 
-    def held(self, file: MessageFile) -> _Why:
+    def held(self, file: MessageFile) -> Decision:
         """Return who holds a message, and what would return it."""
-        claim = file.claim
-        if claim is None or not claim.ours:
-            who = claim.owner if claim is not None else "a script"
-            way_out = f"only `dropq sweep {self._name} --foreign-older-than 2h` returns it, if it is that old"
-            return "script", f"{who} took it, and shows no sign of life: {way_out}", (who,)
-        if claim.of_barrier:
-            holders = self._barriers_out.get(claim.owner, ())
-            who = _number(len(holders), "subscription has not settled its", "subscriptions have not settled their")
-            return "barrier", f"{who} share of it", holders
-        return self._held_by(claim.subscription, claim.deadline)
-
-    def _held_by(self, subscription: str, deadline: int) -> _Why:
-        holder, returns_it = (subscription,), f"any consumer, or `dropq sweep {self._name}`, returns it"
-        if subscription in self._dead:
-            return "dead", f"its holder is dead: {returns_it}", holder
-        if 0 < deadline <= self._context.clock.now_ms():
-            return "lapsed", f"its lease ran out: {returns_it}", holder, utc(deadline)
-        if deadline:
-            return "lease", "its holder has a lease on it", holder, utc(deadline)
-        if subscription in self._alive:
-            return "held", "its holder is alive, and has no lease that could run out", holder
-        way_out = f"`dropq sweep {self._name} --unleased-older-than 2h` returns it, if it is that old"
-        return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
+        found = decide(self._context, file.claim, self._signs)
+        if found.why != "barrier":
+            return found
+        holders = self._barriers_out.get(file.claim.owner if file.claim else "", ())
+        who = _number(len(holders), "subscription has not settled its", "subscriptions have not settled their")
+        return Decision(False, "barrier", f"{who} share of it", holders)
 
     # -- parts of bundles ------------------------------------------------------------------------------------------
 

@@ -37,11 +37,13 @@ from dropq.format.layout import (
 )
 from dropq.format.message_file import MessageFile
 from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number, sent_list
+from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.reasons import explains
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import refusal
 from dropq.staging import jobs
-from dropq.storage import liveness, reading
+from dropq.storage import reading
+from dropq.storage.liveness import Signs
 
 #: Milliseconds since the last change during which somebody may still be at work.
 UNDER_WAY = 3_600_000
@@ -114,10 +116,10 @@ class ExaminedQueue:
         """Whether the times of a file in processed/ tell that it was written to there."""
         return tells_writes(self.layout.processed)
 
-    def consumers(self) -> frozenset[str] | None:
-        """Return the subscriptions that have a file; None where this user may not list them."""
+    def signs(self) -> Signs | None:
+        """Return the consumers' signs of life; None where this user may not list them."""
         try:
-            return liveness.known(self.layout.consumers)
+            return Signs(self.layout.consumers)
         except PermissionError:
             return None
 
@@ -334,25 +336,15 @@ def _same_file(entry: Entry) -> bool:
 
 def holders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find claims whose holder is dead, or unknown and without a lease; not of barriers, which several hold."""
-    claims = [
-        (entry, claim)
-        for entry in queue.entries(queue.layout.processing)
-        if (claim := entry.file.claim) is not None and claim.ours and not claim.of_barrier
-    ]
-    # RACE: a consumer makes its sign of life before its first claim, and settles its last before it removes the sign.
-    # As the signs are listed after the claims, a holder that is not known has no claim by now.
-    known = queue.consumers()
-    if known is None:
+    entries = list(queue.entries(queue.layout.processing))
+    if (signs := queue.signs()) is None:
         return
-    dead = {holder for holder in known if liveness.is_dead(queue.layout.consumers, holder)}
-    for entry, claim in claims:
-        if claim.subscription in dead:
-            kind = "dead-holder"
-        elif claim.subscription not in known and not claim.deadline:
-            kind = "unknown-holder"
-        else:
+    for entry in entries:
+        if (claim := entry.file.claim) is None or not claim.ours:
             continue
-        if os.path.lexists(entry.path):
+        kind = {"dead": "dead-holder", "unleased": "unknown-holder"}.get(hold_of(claim, signs, queue.now))
+        is_elsewhere = kind == "unknown-holder" and claim.subscription in signs.known  # on another mount
+        if kind is not None and not is_elsewhere and os.path.lexists(entry.path):
             yield entry.finding(kind, f"{KINDS[kind].says}; held for {entry.aged}")
 
 
@@ -388,12 +380,12 @@ def reasons(queue: ExaminedQueue) -> Iterator[Finding]:
 def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find what dead consumers left in the private folder."""
     kept = list(queue.entries(queue.layout.held))
-    known = queue.consumers()
+    signs = queue.signs()
     claimed = {
         entry.file.claim.owner for entry in queue.entries(queue.layout.processing) if entry.file.claim is not None
     }
     for entry in kept:
-        gone = not is_owner(entry.name) or (known is not None and subscription_of(entry.name) not in known)
+        gone = not is_owner(entry.name) or (signs is not None and subscription_of(entry.name) not in signs.known)
         if entry.name not in claimed and gone:
             yield entry.finding("leftover")
     yield from (

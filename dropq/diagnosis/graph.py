@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dropq.diagnosis import topic_checks
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
 from dropq.diagnosis.graph_text import messages
 from dropq.diagnosis.health import destroyed_in, queues
@@ -29,6 +28,7 @@ from dropq.routing.outlook import Outlook, Whereabouts
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
+from dropq.topics.distribution import Distributor
 from dropq.topics.feeding import is_fed_by
 
 #: How many waiting messages of a queue with selectors are looked at, from the first on.
@@ -154,7 +154,7 @@ class _Look:
         most = context.config.max_unprocessed
         if most is not None and sum(counts.get(state, 0) for state in UNSETTLED) >= most:
             yield f"full: max_unprocessed is {most}"
-        if context.layout.is_topic and counts.get("target") and (why := topic_checks.first_held(context)):
+        if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_holds()):
             yield f"{messages(counts['target'])} not distributed: {why}"
 
     def _leaving(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import committed_files, held_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.known_queues import addresses, remedy
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.settling import is_written_late, tells_writes
@@ -34,8 +35,10 @@ from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import routes
 from dropq.queue.message import Duration
 from dropq.staging import jobs
-from dropq.storage import liveness, reading
+from dropq.storage import reading
 from dropq.storage.failures import describe
+from dropq.storage.liveness import Signs
+from dropq.topics.distribution import Distributor
 from dropq.upkeep import self_destruct
 
 __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
@@ -328,12 +331,11 @@ class _Snapshot:
 
         A consumer that lives delivers them when it comes back from its handler: beside it nothing is overdue.
         """
-        ages, folder = [self._now - due for due in map(self._due, self._delayed)], self._context.layout.consumers
-        if max(ages, default=0) > UNSWEPT:
-            shown = (name for name in liveness.known(folder) if liveness.is_verifiable(folder, name))
-            if not all(liveness.is_dead(folder, name) for name in shown):
-                return []
-        return ages
+        ages = [self._now - due for due in map(self._due, self._delayed)]
+        if max(ages, default=0) <= UNSWEPT:
+            return ages
+        signs = Signs(self._context.layout.consumers)
+        return [] if any(map(signs.is_verifiable, signs.living)) else ages
 
     def _killers(self) -> Iterator[Reason]:
         """Yield which messages their holders have not survived again and again."""
@@ -356,7 +358,7 @@ class _Snapshot:
         if age is None or self._pause:
             return
         text = f"a message has waited for {_duration(age)} to be distributed"
-        if why := topic_checks.first_held(self._context):
+        if why := Distributor(self._context).what_holds():
             yield Reason("undistributed", f"{text}: {why}", age)
         elif age > limit:
             text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"
@@ -478,17 +480,14 @@ class _Snapshot:
 
         No file says when a consumer died: its claims are as old as their last renewal.
         """
+        # RACE: each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
+        signs = Signs(self._context.layout.consumers)
         claims = [file.claim for file in self._held if file.claim is not None and file.claim.ours]
-        # RACE: listed after the claims, so that a holder that is not known has settled its claims by now. As in fsck,
-        # each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
-        folder = self._context.layout.consumers
-        known = liveness.known(folder) & {claim.subscription for claim in claims}
-        dead = {subscription for subscription in known if liveness.is_dead(folder, subscription)}
-        dead_ages = [self._now - self._changed(claim.path) for claim in claims if claim.subscription in dead]
-        leased = (claim for claim in claims if claim.deadline and claim.subscription not in dead)
-        lapsed = (claim for claim in leased if claim.deadline < self._now - UNSWEPT)
+        held = [(hold_of(claim, signs, self._now - UNSWEPT), claim) for claim in claims]
+        dead = [self._now - self._changed(claim.path) for why, claim in held if why == "dead"]
         # RACE: a claim that was renewed or settled since the listing is not there under this name.
-        return dead_ages, [self._now - claim.deadline for claim in lapsed if reading.exists(claim.path)]
+        lapsed = [claim.deadline for why, claim in held if why == "lapsed" and reading.exists(claim.path)]
+        return dead, [self._now - deadline for deadline in lapsed]
 
     def _idle_jobs(self) -> Iterator[int]:
         """Yield for how long, in ms, each committed job has been idle."""
@@ -536,9 +535,8 @@ class _Snapshot:
 
     def _zmq_servers(self) -> list[str]:
         """Return the servers for ZeroMQ that live: without consumers they hold nothing."""
-        folder = self._context.layout.consumers
-        servers = (subscription for subscription in liveness.known(folder) if subscription.startswith(ZMQ))
-        return sorted(client_of(one) for one in servers if not liveness.is_dead(folder, one))
+        living = Signs(self._context.layout.consumers).living
+        return sorted(client_of(one) for one in living if one.startswith(ZMQ))
 
     def _holders(self) -> str:
         return f"`dropq browse {self._name} --explain --state processing` says by whom"

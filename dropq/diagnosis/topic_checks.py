@@ -16,36 +16,19 @@ from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.errors import DropqError
 from dropq.format.addresses import SubscriptionName, topic_layout
 from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
-from dropq.format.message_file import MessageFile
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import subscription_folders, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.storage import reading
 from dropq.storage.failures import describe
-from dropq.topics.distribution import Distributor
 from dropq.topics.views import missing_links, view_names
 
 _HALF_MADE = re.compile(r"\.incoming\.creating-[0-9a-f]{12}")
 _HALF_DELETED = re.compile(r"\.incoming\.delet(?:ed|ing)-[0-9]+-[0-9a-f]+")
 
 
-# -- health and explain --------------------------------------------------------------------------------------------
-
-
-def held_by(context: QueueContext, file: MessageFile) -> str:
-    """Return what keeps a published message from being distributed at this moment; "" if nothing does."""
-    return Distributor(context).what_holds(file)
-
-
-def is_closed(context: QueueContext, file: MessageFile) -> bool:
-    """Return whether this user may not read a published message: who distributes it then sets it aside."""
-    return Distributor(context).is_closed(file)
-
-
-def first_held(context: QueueContext) -> str:
-    """Return what keeps the first message that waits in a topic from being distributed; "" if nothing does."""
-    return Distributor(context).what_holds_first()
+# -- health --------------------------------------------------------------------------------------------
 
 
 def unlisted(context: QueueContext) -> str:

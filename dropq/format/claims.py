@@ -133,6 +133,10 @@ class Claim:
         """Whether it is the claim of a server for ZeroMQ, whose messages come again at once."""
         return self.owner.startswith(ZMQ)
 
+    def has_lapsed(self, now: int) -> bool:
+        """Return whether its lease ran out before a time, in ms since 1970."""
+        return 0 < self.deadline <= now
+
     @property
     def receipt(self) -> str:
         """What proves the claim to another process: its file name, and behind a slash the version of its body."""

@@ -72,12 +72,14 @@ def ending(
     return None
 
 
-def is_death(context: QueueContext, claim: Claim) -> bool:
-    """Return whether a claim that a sweep returns counts as a death of its holder over the message.
+def delivers(context: QueueContext, claim: Claim) -> bool:
+    """Return whether a claim counts as a delivery: what distributes or copies delivers nothing."""
+    return not (context.layout.is_topic or claim.of_router)
 
-    What distributes or copies delivers nothing, and a server for ZeroMQ only passes messages on.
-    """
-    return not (context.layout.is_topic or claim.of_router or claim.of_zmq)
+
+def is_death(context: QueueContext, claim: Claim) -> bool:
+    """Return whether a claim that a sweep returns counts as a death of its holder; ZeroMQ's server only passes on."""
+    return delivers(context, claim) and not claim.of_zmq
 
 
 def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:

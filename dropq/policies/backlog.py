@@ -5,14 +5,16 @@ Every message in processing/ counts. A script that claims by `mv` is counted, bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle.decision import Decision
 
 #: The kernel returns at least this many names by one call, however long they are.
 AT_ONCE = 100
 #: How often to list again when there are more.
 AGAIN = 2
+HAS_ROOM = Decision(True, "ready")
 
 
 class Backlog:
@@ -25,8 +27,8 @@ class Backlog:
     def __init__(self, most: int) -> None:
         self._most = most
 
-    def has_room(self, claimed: Collection[MessageFile], again: Callable[[], Collection[MessageFile]]) -> bool:
-        """Return whether one more message may be claimed; call it under the policy lock.
+    def decide(self, claimed: Collection[MessageFile], again: Callable[[], Collection[MessageFile]]) -> Decision:
+        """Return whether one more message may be claimed; call it under the policy lock, or to explain.
 
         Args:
             claimed: what is in processing/.
@@ -34,13 +36,22 @@ class Backlog:
                 renewed. The claim keeps its owner, so the owners of several listings are counted together.
         """
         if len(claimed) < min(self._most, AT_ONCE):
-            return True
+            return HAS_ROOM
         owners = {_owner(file) for file in claimed}
         for _ in range(AGAIN):
             if len(owners) >= self._most:
                 break
             owners |= {_owner(file) for file in again()}
-        return len(owners) < self._most
+        if len(owners) < self._most:
+            return HAS_ROOM
+        text = f"{len(owners)} held, as many as max_backlog allows"
+        return Decision(False, "backlog", text, holders_of(claimed))
+
+
+def holders_of(claimed: Iterable[MessageFile]) -> tuple[str, ...]:
+    """Return who holds what is in processing/, each once."""
+    claims = (file.claim for file in claimed)
+    return tuple(dict.fromkeys(claim.subscription if claim else "a script" for claim in claims))
 
 
 def _owner(file: MessageFile) -> str:

@@ -36,9 +36,11 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import claims_in, find_claim, has_committed
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.transitions import BODY_CHANGED, Rest, T, Transitions
 from dropq.policies.wanted import wanting
 from dropq.storage import liveness, reading
+from dropq.storage.liveness import Signs
 
 log = logging.getLogger("dropq")
 
@@ -147,7 +149,7 @@ class Barrier:
             return
         token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(context, token)
-        if not shares.prepare(file, {self._subscription, *_alive(context)}):
+        if not shares.prepare(file, {self._subscription, *Signs(context.layout.consumers).living}):
             return
         claim = None
         try:
@@ -376,7 +378,7 @@ class Shares(Transitions):
                 if _is_free(share) and share.subscription not in known:
                     self._settle(share, _LEFT)
                     swept += 1
-                elif 0 < share.deadline <= now:
+                elif share.has_lapsed(now):
                     self.give_back(share)
                     swept += 1
         self.complete()
@@ -447,13 +449,12 @@ def all_shares(context: QueueContext) -> Iterator[Shares]:
             yield Shares(context, entry.name)
 
 
-def give_up_old(context: QueueContext, known: Collection[str], seconds: float) -> int:
+def give_up_old(context: QueueContext, signs: Signs, seconds: float) -> int:
     """Give up shares without a lease whose holders show no sign of life, and that are this old; return how many."""
     given_up = 0
     for shares in all_shares(context):
         for share in shares.claims():
-            unknown = not share.deadline and share.subscription not in known
-            if unknown and context.age_ms(share.path) >= seconds * 1000:
+            if hold_of(share, signs, 0) == "unleased" and context.age_ms(share.path) >= seconds * 1000:
                 given_up += shares.leave(share.subscription)
     return given_up
 
@@ -478,10 +479,3 @@ def _place(file: MessageFile) -> Place:
     """Return what sorts messages by time, whatever their priority."""
     _, time, name = names.order(file.name, file.arrival)
     return time, name
-
-
-def _alive(context: QueueContext) -> Iterator[str]:
-    """Yield the subscriptions that live, or may live: behind some mounts that cannot be seen from here."""
-    for subscription in liveness.known(context.layout.consumers):
-        if not liveness.is_dead(context.layout.consumers, subscription):
-            yield subscription

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
@@ -98,7 +99,8 @@ class ReceivePolicies:
             self.view_is_old |= self._barrier.look(self._claimed)
             if self._barrier.is_out:
                 self.wait_at_barrier()
-        if self._backlog is not None and not self._backlog.has_room(self._claimed, lambda: held_files(self._context)):
+        again = partial(held_files, self._context)
+        if self._backlog is not None and not self._backlog.decide(self._claimed, again).allowed:
             self._wait(RECHECK)
 
     def _wait(self, recheck: float) -> None:

@@ -17,11 +17,13 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription, held_here
-from dropq.storage import liveness, reading
+from dropq.storage import reading
+from dropq.storage.liveness import Signs
 
 
 class _SeveralBearIt(LeaseLost):
@@ -212,8 +214,7 @@ def _refuse_several(context: QueueContext, message_id: str, claims: list[Claim])
 
 def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
     """Return the claim if its lease ran out, or its holder is dead; else None."""
-    lapsed = 0 < claim.deadline <= context.clock.now_ms()
-    if not lapsed and not liveness.is_dead(context.layout.consumers, claim.subscription):
+    if hold_of(claim, Signs(context.layout.consumers), context.clock.now_ms()) not in ("dead", "lapsed"):
         return None
     claim.exact = True  # RACE: a holder that renewed it since the listing keeps it
     return claim

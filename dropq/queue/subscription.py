@@ -580,7 +580,7 @@ class Subscription:
             raise refused
         now = self._context.clock.now_ms()
         for claim in claims_of(self._context, self.id):
-            lapsed = 0 < claim.deadline <= now  # handed out, and forgotten as its lease ran out
+            lapsed = claim.has_lapsed(now)  # handed out, and forgotten as its lease ran out
             with suppress(LeaseLost):  # of others, an interrupt came between the claim and its hand-out
                 self._transitions.give_back(claim, counted=lapsed, delay=None if lapsed else 0)
 

@@ -171,6 +171,23 @@ def is_dead(folder: str, subscription: str) -> bool:
         return False
 
 
+class Signs:
+    """The signs of life in a folder; each is looked at once, when somebody asks for it."""
+
+    def __init__(self, folder: str) -> None:
+        #: The subscriptions that have one, alive or dead.
+        self.known = known(folder)
+        #: Whether a subscription has a sign and is dead; False where that is unknown.
+        self.is_dead = cache(lambda one: one in self.known and is_dead(folder, one))
+        #: Whether a subscription has a sign, and its lock shows here if it is alive.
+        self.is_verifiable = cache(lambda one: one in self.known and is_verifiable(folder, one))
+
+    @property
+    def living(self) -> list[str]:
+        """The subscriptions that live, or may live: behind some mounts that cannot be seen from here."""
+        return sorted(one for one in self.known if not self.is_dead(one))
+
+
 @contextmanager
 def dead(folder: str, subscription: str) -> Iterator[bool]:
     """Yield whether a subscription is dead; keep others from finding it dead, too, while its claims are returned."""

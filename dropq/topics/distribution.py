@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from shlex import quote
 from weakref import finalize
 
 from dropq.errors import DropqError, LeaseLost, StorageError, Unavailable
@@ -23,6 +24,7 @@ from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
@@ -233,22 +235,29 @@ class Distributor:
                     break
         return count
 
-    def is_closed(self, file: MessageFile) -> bool:
+    def _is_closed(self, file: MessageFile) -> bool:
         """Return whether this user may not read the body of a message that waits: then it goes to error/."""
         return reading.is_closed(f"{self.context.layout.target}/{file.filename}")
 
-    def what_holds(self, file: MessageFile) -> str:
-        """Return why a message that waits cannot be distributed now; "" if it can. Nothing is changed."""
+    def decide(self, file: MessageFile) -> Decision:
+        """Return whether a message that waits can be distributed now, and to whom; ask in the order of delivery."""
+        if self._is_closed(file):
+            text = "this user may not read its body: a process that may distributes it, any other moves it to error/"
+            return Decision(True, "unreadable", text)
         try:
-            self._chosen(self._feeds.now(), file, "target")
+            chosen = self._chosen(self._feeds.now(), file, "target")
         except Unavailable as error:
-            return "" if self.is_closed(file) else str(error)
-        return ""
+            return Decision(False, "receiver", str(error))
+        for feed in chosen:
+            feed.foresee()
+        text = f"the next publisher, consumer of a receiver, or `dropq sweep {quote(self.context.name)}` distributes it"
+        return Decision(True, "ready", text, tuple(feed.address for feed in chosen))
 
-    def what_holds_first(self) -> str:
+    def what_holds(self) -> str:
         """Return why the first message that waits cannot be distributed now; "" if it can, or none waits."""
         first = next(view_of(self.context).files(), None)
-        return "" if first is None else self.what_holds(first)
+        found = None if first is None else self.decide(first)
+        return "" if found is None or found.allowed else found.detail
 
     def _expired(self, file: MessageFile) -> bool:
         return has_expired(self.context, file) and self._transitions.expire_waiting(file)
@@ -288,7 +297,7 @@ class Distributor:
         try:
             chosen = self._chosen(asked, file, "target")
         except Unavailable:
-            if not self.is_closed(file):
+            if not self._is_closed(file):
                 raise
             asked, chosen = [], []  # a filter cannot read it: so it is claimed for that to be found again
         self._show()

@@ -58,6 +58,7 @@ class Feed:
             for state in ("target", "processing"):
                 self._decide[state] = deciding(config.filter, topic, state, context)
         self._tally: Tally | None = None
+        self._foreseen = 0
         if config.max_unprocessed is not None:
             folders = (layout.target, layout.delayed, layout.processing)
             self._tally = Tally(folders, config.ignore, config.max_unprocessed, context.timing)
@@ -98,13 +99,19 @@ class Feed:
         Raises:
             Unavailable: it is full, and makes the topic wait.
         """
-        if self._tally is None or self._tally.enter(1):
+        if self._tally is None or self._tally.enter(1 + self._foreseen, whole=True):
             return True
         if self.context.config.overflow != "discard":
             limit = f"max_unprocessed = {self.context.config.max_unprocessed}"
             raise Unavailable(f"{self.address} is full ({limit}): its consumers must settle messages first")
         log.warning("%s is full, and discards what is published", self.address)
         return False
+
+    def foresee(self) -> None:
+        """Count a message that `has_room` let in as one that is about to come, not as one that was sent."""
+        if self._tally is not None:
+            self._tally.add(-1 - self._foreseen)
+            self._foreseen += 1
 
 
 class Feeds:

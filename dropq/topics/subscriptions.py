@@ -35,6 +35,7 @@ from dropq.lifecycle import ephemeral
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
+from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.known_queues import (
     forget,
     hidden_subscriptions,
@@ -49,9 +50,10 @@ from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, words
 from dropq.policies.lock import PolicyLock
 from dropq.staging.receivers import new_word
-from dropq.storage import liveness, reading
+from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
+from dropq.storage.liveness import Signs
 from dropq.topics.views import link_views
 from dropq.topics.writers import await_writers, hide, is_forced
 
@@ -340,13 +342,11 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         StorageError: it has such messages; nothing was changed.
     """
     context = open_queue(root, address)
-    folder = context.layout.consumers
     with error_context(f"subscription {address} was not removed"):
-        known = liveness.known(folder)
-        alive = [name for name in known if liveness.is_verifiable(folder, name)]
-        now = context.clock.now_ms()  # a shell command holds without a sign of life: until its lease ends
-        alive += [claim.subscription for claim in claims_in(context) if claim.deadline > now]
-    alive = [name for name in alive if name not in known or not liveness.is_dead(folder, name)]
+        claims, signs, now = list(claims_in(context)), Signs(context.layout.consumers), context.clock.now_ms()
+        alive = [*filter(signs.is_verifiable, signs.living)]
+        # A shell command holds without a sign of life: until its lease ends.
+        alive += [claim.subscription for claim in claims if hold_of(claim, signs, now) == "lease"]
     if alive:
         raise Unavailable(
             f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it holds, "

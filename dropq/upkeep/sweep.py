@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from dropq.carrier.passages import carrier_of, noting
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.format.claims import Claim, claim_owners
-from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.endings import is_death
+from dropq.lifecycle.endings import delivers, is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
+from dropq.lifecycle.holders import hold_of, is_over
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.transfers import other_host, stalled
 from dropq.lifecycle.transitions import Transitions
@@ -39,6 +39,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
+from dropq.storage.liveness import Signs
 from dropq.upkeep import temporary
 from dropq.upkeep.leftovers import leftovers
 from dropq.upkeep.retention import surplus
@@ -435,13 +436,13 @@ def _return_claims(context: QueueContext, report: SweepReport, *, idle: bool, fi
     leased = [claim for claim in claims if claim.deadline]
     # Where the server's clock was set back, a new lease would be over by a measurement of before.
     now = lease_end(context.clock, 0) if leased else context.clock.now_ms()
-    lapsed = [claim for claim in leased if claim.deadline <= now]
+    lapsed = [claim for claim in leased if claim.has_lapsed(now)]
     streams = stream_journal.runs(context) if lapsed else frozenset[str]()
     for claim in lapsed:
         mark = stream_journal.lapsed_claim(claim, streams)
         report.lapsed += _returned(context, report, claim, died=True, lapsed=mark)
     for claim in claims:
-        if has_expired(context, MessageFile(claim.own_name, now)):  # its holder finds its lease lost
+        if is_over(context, claim):
             report.expired += _set_aside_expired(context, report, claim)
     return [claim.deadline for claim in leased if claim.deadline > now]
 
@@ -458,12 +459,10 @@ def _return_if_dead(context: QueueContext, report: SweepReport, subscription: st
 
 def _return_unleased(context: QueueContext, report: SweepReport, seconds: float) -> None:
     """Return old claims without a lease and without a known holder."""
-    folder = context.layout.consumers
-    known = {subscription for subscription in liveness.known(folder) if liveness.is_verifiable(folder, subscription)}
-    unleased = (claim for claim in claims_in(context) if not claim.deadline and not claim.of_barrier)
-    old = _older(context, unleased, seconds)
-    report.barriers += barrier.give_up_old(context, known, seconds)
-    report.unleased += sum(_returned(context, report, claim) for claim in old if claim.subscription not in known)
+    old, signs = _older(context, claims_in(context), seconds), Signs(context.layout.consumers)
+    report.barriers += barrier.give_up_old(context, signs, seconds)
+    unleased = (claim for claim in old if hold_of(claim, signs, 0) == "unleased")
+    report.unleased += sum(_returned(context, report, claim) for claim in unleased)
 
 
 def _return_foreign(context: QueueContext, report: SweepReport, seconds: float) -> None:
@@ -495,10 +494,9 @@ def _returned(
     """
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
     claim.died = died and is_death(context, claim)
-    delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
-    delay = None if delivers and not claim.of_zmq else 0
+    delay = None if is_death(context, claim) else 0
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).give_back(claim, counted=delivers, delay=delay, lapsed=lapsed)
+        Transitions(context).give_back(claim, counted=delivers(context, claim), delay=delay, lapsed=lapsed)
         return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from contextlib import suppress
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, add_route, arrive, base, make_queue
+from helpers import FRESH, Clock, add_route, arrive, base, drop, make_queue, timed
 
-from dropq import LeaseLost, Message, Queue
+from dropq import LeaseLost, Message, Queue, Root
 from dropq.diagnosis.explain import Explanation
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
 from dropq.routing.outlook import Outlook
+from dropq.storage import liveness
 
 #: A consumer waits for nobody's turn, and none is passed over.
 PATIENT = replace(FRESH, turn_patience=1000, turns_wait=0)
@@ -169,3 +171,120 @@ def test_routers_do_with_each_message_what_is_said_of_it(tmp_path: Path, seed: i
         failed = queue.counts()["error"]
         assert Counter(Queue(queue.root, "q").route()) == expected, [plan.says for plan in plans]
         assert queue.counts()["error"] == failed + asides, [plan.says for plan in plans]
+
+
+#: Why a message is in processing/.
+WHY_HELD = ("held", "lease", "dead", "lapsed", "expired", "unleased", "script")
+
+
+# -- claims --------------------------------------------------------------------------------------------------------
+
+
+def put_claims(queue: Queue, chance: random.Random, clock: Clock, living: str) -> None:
+    """Put what chance says into processing/: claims of the living, the dead and strangers, and what scripts took."""
+    folder, processing = Path(queue.layout.consumers), Path(queue.layout.processing)
+    signs = {"dead-0123456789": liveness.mark(str(folder)), "afar-0123456789": b"another mount\n"}
+    for holder, content in signs.items():
+        (folder / holder).write_bytes(content)
+    for number in range(12):
+        expires = chance.choice([None, None, "20s", "300s"])
+        id = queue.send(str(number), expires_in=expires, priority=chance.choice([1, 7])).id
+        (waiting,) = (message for message in queue.browse() if message.id == id)
+        holder = chance.choice([living, *signs, "gone-0123456789", "router%-0123456789"])
+        deadline = chance.choice([0, 0, clock.ms + 500_000, clock.ms - 70_000])
+        claim = f"{holder}-{number:x},{deadline},{chance.choice([1, 1, 3])}~{waiting.file}"
+        taken = chance.choice([claim, claim, claim, claim, waiting.file, f"somebody~{waiting.file}"])
+        Path(waiting.path).rename(processing / taken)
+    for name in ("report.csv", "upload.part", ".hidden", "a~b"):
+        if chance.random() < 0.3:
+            (processing / name).write_bytes(b"y")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_said_of_each_claim_is_what_a_sweep_then_does(tmp_path: Path, seed: int) -> None:
+    chance, clock = random.Random(seed), Clock()
+    clock.advance(200)  # what is put there now is that old
+    limits: dict[str, Any] = {
+        "max_deliveries": chance.choice([0, 0, 2]),
+        "exhausted": chance.choice(["error", "expired"]),
+    }
+    queue = make_queue(tmp_path, clock=clock, expiration=chance.choice([None, None, "60s"]), **limits)
+    with Queue(queue.root, "q").subscribe() as living:
+        put_claims(queue, chance, clock, living.id)
+        clock.advance(chance.choice([0, 30]))
+        told = {explained.message.file: explained for explained in queue.explain("processing")}
+        by_why = {why: {file for file, one in told.items() if one.why == why} for why in WHY_HELD}
+        assert sum(map(len, by_why.values())) == len(told)
+        found = {Path(finding.path).name: finding.kind for finding in queue.fsck()}
+        assert {file for file, kind in found.items() if kind == "dead-holder"} == by_why["dead"], told
+        unknown = {file for file in by_why["unleased"] if "another mount" not in told[file].detail}
+        held_by_nobody = {file for file, kind in found.items() if kind == "unknown-holder"}
+        assert unknown <= held_by_nobody <= unknown | by_why["expired"], told
+        unwell = {reason.kind for reason in queue.health().reasons}
+        assert ("dead-holder" in unwell, "lapsed-lease" in unwell) == (
+            by_why["dead"] != set(),
+            by_why["lapsed"] != set(),
+        )
+        stays = {"held", "lease", "unleased", "script"}
+        sweeps: list[tuple[dict[str, Any], str]] = [
+            ({}, ""), ({"unleased_older_than": 0}, "unleased"), ({"foreign_older_than": 0}, "script"),
+        ]  # fmt: skip
+        for asked, leaves in sweeps:
+            stays.discard(leaves)
+            queue.sweep(**asked)
+            left = set(os.listdir(queue.layout.processing)) & told.keys()
+            assert left == set().union(*(by_why[why] for why in stays)), (asked, told)
+            for state in ("error", "expired"):
+                ended = {message.id for message in queue.browse(state)}
+                says = {one.message.id for one in told.values() if f"moves it to {state}/" in one.detail}
+                assert says <= ended, (state, told)
+                assert state == "expired" or asked or says == ended, (state, told)
+
+
+# -- topics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_said_of_each_publication_is_what_a_sweep_then_does(tmp_path: Path, seed: int) -> None:
+    chance, clock = random.Random(seed), Clock()
+    make_queue(tmp_path, clock=clock, timing=FRESH)
+    root = timed(Root(tmp_path, clock=clock), FRESH)
+    root.create_topic("a", durability="none")
+    topic = root.create_topic("a.b", durability="none", expiration=chance.choice([None, None, "20s"]))
+    if chance.random() < 0.4:
+        add_route(topic.queue, "big", "JMSPriority = 7")
+    for number in range(chance.randrange(4)):
+        options: dict[str, Any] = {"filter": chance.choice([None, HIGH, "n = 1"])}
+        limit: dict[str, Any] = {"max_unprocessed": 2, "overflow": chance.choice(["discard", "block"])}
+        options |= chance.choice([{}, {}, limit])
+        if chance.random() < 0.3:
+            root.create_queue(f"view{number}", underlying_topic="a.b", durability="none", **options)
+        else:
+            filter = options.pop("filter")
+            to = chance.choice(["a", "a.b"])
+            copies = root.topic(to).create_subscription(f"s{number}", client_id="c", filter=filter)
+            with open(copies.layout.config_file, "a") as config:
+                config.writelines(f"{key} = {value!r}\n" for key, value in options.items())
+    receivers = [queue.name for queue in root.queues() if queue.name not in ("q", "a", "a.b")]
+    before = {name: set[str]() for name in receivers}
+    for number in range(8):
+        name = f"{chance.choice([1, 4, 7])}.{clock.ms}000-{number:010d}.T"
+        drop(topic.queue, chance.choice([f"{name}....nI=1", name, f"file{number}.csv"]), b"x")
+        if chance.random() < 0.1:
+            clock.advance(15)
+        if chance.random() < 0.1:
+            Path(topic.queue.layout.target, f"late{number}.part").write_bytes(b"y")
+        if chance.random() < 0.1:
+            (topic.queue.resume if topic.queue.paused else topic.queue.pause)()
+        told = [*timed(Root(tmp_path, clock=clock), FRESH).queue("a.b").explain("target")]
+        timed(Root(tmp_path, clock=clock), FRESH).queue("a.b").sweep()
+        says = "\n".join(f"  {one.message.file} {one.why}: {one.detail} {one.holders}" for one in told)
+        left = {message.file for message in topic.queue.browse()}
+        stay = {one.message.file for one in told if one.why in ("receiver", "paused", "settling")}
+        assert left <= stay and (left == stay or topic.queue.paused), says  # a sweep ends what expires in a pause, too
+        routed = set(os.listdir(Path(topic.queue.layout.routing, "big"))) if topic.queue.routed() else set[str]()
+        assert {one.message.file for one in told if one.why == "route"} <= routed, says
+        for name in receivers:
+            there = {message.file for message in root.queue(name).browse()}
+            got, before[name] = there - before[name], there
+            assert got == {one.message.file for one in told if one.why == "ready" and name in one.holders}, (name, says)

@@ -230,8 +230,8 @@ def test_a_listing_that_misses_claims_being_renewed_is_laid_together_with_others
     seen = [MessageFile(f"a-0123456789-{number:x},5,1~x{number}") for number in range(150)]
     renewed = [MessageFile(file.filename.replace(",5,", ",9,")) for file in seen]
     limit = Backlog(150)
-    assert limit.has_room(seen[:149], lambda: seen[:149])
-    assert not limit.has_room(seen[:100], lambda: renewed[60:])
+    assert limit.decide(seen[:149], lambda: seen[:149]).allowed
+    assert not limit.decide(seen[:100], lambda: renewed[60:]).allowed
 
 
 def test_a_message_that_cannot_be_claimed_keeps_none_behind_it_back(
