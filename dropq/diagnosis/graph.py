@@ -17,12 +17,12 @@ from dropq.diagnosis.graph_text import messages
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
-from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.selectors import InUse
+from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.routing.outlook import Outlook, Whereabouts
 from dropq.routing.registry import removed_in
@@ -149,11 +149,11 @@ class _Look:
         """Yield what keeps consumers or senders of a queue from going on."""
         if context.paused:
             yield "paused"
-        if reading.is_there(context.layout.write_lock, context.clock):
+        refusals = SendLimits(context.name, context).refusals()
+        if "write-lock" in refusals:
             yield "senders wait for its write-lock"
-        most = context.config.max_unprocessed
-        if most is not None and sum(counts.get(state, 0) for state in UNSETTLED) >= most:
-            yield f"full: max_unprocessed is {most}"
+        if "full" in refusals:
+            yield f"full: max_unprocessed is {context.config.max_unprocessed}"
         if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_holds()):
             yield f"{messages(counts['target'])} not distributed: {why}"
 

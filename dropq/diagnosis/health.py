@@ -33,6 +33,7 @@ from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import routes
+from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
 from dropq.staging import jobs
 from dropq.storage import reading
@@ -51,8 +52,6 @@ DEATHS = 4
 UNSWEPT = 60_000
 #: How many messages of processed/ are looked at for a write after their ack; fsck looks at all.
 WRITES_LOOKED_FOR = 10_000
-#: What each `overflow` does to a send.
-_OVERFLOW = {"reject": "sends are refused", "discard": "what is sent is discarded", "block": "senders wait"}
 
 #: Folders of a root that this user may not be allowed to enter, and that are no queues.
 _NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
@@ -415,10 +414,14 @@ class _Snapshot:
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")
-        if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
-            yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
+        if why := self._refusals.get("write-lock"):
+            yield Reason("write-lock", f"{why}; remove it to let them continue")
         if not self._stops_topic:
             yield from self._full()
+
+    @cached_property
+    def _refusals(self) -> dict[str, str]:
+        return SendLimits(self._context.name, self._context).refusals()
 
     @property
     def _stops_topic(self) -> bool:
@@ -430,14 +433,12 @@ class _Snapshot:
         """Yield that the queue is full, and what that means."""
         config, count = self._context.config, sum(self.counts[state] for state in UNSETTLED)
         most, way_out = config.max_unprocessed, self._way_out()
-        if most is None or count < most:
+        if (outcome := self._refusals.get("full")) is None:
             return
         if self._stops_topic:
             topic = config.underlying_topic or self._context.name.partition("/")[0]
             outcome = f"no receiver of topic {topic} gets what is published until it has room"
             way_out = f'{way_out}; or raise max_unprocessed, or set overflow = "discard"'
-        else:
-            outcome = selector_checks.overflowing(self._context) or _OVERFLOW[config.overflow]
         text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
         yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
 

@@ -117,12 +117,6 @@ def are_asked(context: QueueContext) -> bool:
     return any(one.role != "overflow" for one in selectors.read(context)[0])
 
 
-def overflowing(context: QueueContext) -> str:
-    """Return that an overflow selector takes what is sent to a full queue; "" if none does, or its queue is missing."""
-    found = (one for one in selectors.read(context)[0] if one.role == "overflow" and not why_missing(context, one))
-    return next((f"selector {one.name} takes what is sent to {one.to}" for one in found), "")
-
-
 def out_of_credit(context: QueueContext) -> list[Selector]:
     """Return the selectors of a queue that have no credit left, if no other may take what waits; else nothing."""
     found, _ = selectors.read(context)

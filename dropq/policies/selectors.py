@@ -318,8 +318,8 @@ def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
     return found, problems
 
 
-def overflow_of(context: QueueContext) -> str | None:
-    """Return the address that a queue's overflow selector sends to; None without one that can be used.
+def overflow_of(context: QueueContext) -> Selector | None:
+    """Return a queue's overflow selector; None without one that can be used.
 
     Raises:
         OSError: the selectors cannot be read.
@@ -329,7 +329,7 @@ def overflow_of(context: QueueContext) -> str | None:
         with suppress(ConfigError):
             content = _content(path)
             if content is not None and (one := parse(name, content, path, queue=context.name)).role == "overflow":
-                return one.to
+                return one
     return None
 
 

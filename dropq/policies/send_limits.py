@@ -14,12 +14,17 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dropq.errors import QueueFull
 from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import find_layout
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
+
+if TYPE_CHECKING:
+    from dropq.config.selectors import Selector
 
 log = logging.getLogger("dropq")
 
@@ -27,6 +32,9 @@ log = logging.getLogger("dropq")
 LOG_WAIT_EVERY = 300.0
 #: Discarded messages are logged at most once in this many seconds.
 LOG_DISCARDS_EVERY = 5.0
+
+#: What each `overflow` does to a send.
+OVERFLOW = {"reject": "sends are refused", "discard": "what is sent is discarded", "block": "senders wait"}
 
 _DELAY, _LIMIT = "delay-milliseconds", "target-limit"
 _NUMBER = re.compile("[+-]?[0-9]{1,18}")
@@ -98,6 +106,11 @@ class SendLimits:
         count = self._write_lock.admit(count, whole=whole)
         count = count if self._limit is None else self._limit.admit(count, whole=whole)
         return count if self._then is None or not count else self._then.admit(count, whole=whole)
+
+    def refusals(self) -> dict[str, str]:
+        """Return what becomes of a send that comes now by each limit that does not admit it, the first one first."""
+        found = {"write-lock": self._write_lock.why_not(), "full": "" if self._limit is None else self._limit.why_not()}
+        return {limit: why for limit, why in found.items() if why}
 
     def has_room(self) -> bool:
         """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
@@ -223,12 +236,22 @@ class Limit:
 
     def _overflow_now(self, why: str) -> None:
         """Raise QueueFull, with why and where to send instead, if the queue has an overflow selector."""
-        if self._follows and (to := self._overflows_to()) is not None:
-            full = QueueFull(f"{why}, and its overflow selector sends to {to}: nothing was sent")
-            full.overflows_to = to
+        if self._follows and (one := self._overflow_selector()) is not None:
+            full = QueueFull(f"{why}, and its overflow selector sends to {one.to}: nothing was sent")
+            full.overflows_to = one.to or ""
             raise full
 
-    def _overflows_to(self) -> str | None:
+    def why_not(self) -> str:
+        """Return what becomes of a message that is sent now; "" if it is admitted."""
+        if self.has_room():
+            return ""
+        if (one := self._overflow_selector()) is None or one.to is None:
+            return OVERFLOW[self._overflow]
+        if find_layout(self._context.root.layout.path, one.to) is None:
+            return f"sends are refused, as selector {one.name} sends to {one.to}, which is missing"
+        return f"selector {one.name} takes what is sent to {one.to}"
+
+    def _overflow_selector(self) -> Selector | None:
         """Return what `overflow_of` does; most queues have no selectors, and need no more than this look."""
         with self._context.error_context("the message was not sent"):
             if not reading.exists(self._context.layout.selectors):
@@ -317,9 +340,15 @@ class WriteLock:
 
     def has_room(self) -> bool:
         """Admit one message if senders need not wait, and return whether."""
+        return not self.why_not()
+
+    def why_not(self) -> str:
+        """Return that senders wait; "" if they need not, and then one message is admitted."""
         terms = self._now()
         with self._context.error_context("the message was not sent"):
-            return terms is None or terms.tally.enter(1) == 1
+            if terms is None or terms.delay <= 0 or terms.tally.enter(1):
+                return ""
+        return f"senders wait, as {self._path} says"
 
     def _now(self) -> _Terms | None:
         """Return what the file says; None if there is no file. It is read again when it is older than `MAX_AGE`."""

@@ -561,7 +561,7 @@ def _overflow(context: QueueContext, address: object, fate: str) -> QueueContext
     from dropq.policies.selectors import overflow_of  # here, as few jobs find their queue full
 
     with context.error_context(fate):
-        to = overflow_of(context)
+        to = selector.to if (selector := overflow_of(context)) else None
     if to is None or to != address:
         raise QueueFull(f"queue {context.name} has no overflow selector that sends there")
     try:

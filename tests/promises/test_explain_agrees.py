@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from helpers import FRESH, Clock, add_route, arrive, base, drop, make_queue, timed
 
-from dropq import LeaseLost, Message, Queue, Root
+from dropq import LeaseLost, Message, Queue, QueueFull, Root
 from dropq.diagnosis.explain import Explanation
+from dropq.policies.send_limits import MustWait, SendLimits
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
 from dropq.routing.outlook import Outlook
@@ -288,3 +289,43 @@ def test_what_is_said_of_each_publication_is_what_a_sweep_then_does(tmp_path: Pa
             there = {message.file for message in root.queue(name).browse()}
             got, before[name] = there - before[name], there
             assert got == {one.message.file for one in told if one.why == "ready" and name in one.holders}, (name, says)
+
+
+# -- sends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_send_is_refused_when_what_is_shown_says_so(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    overflow = chance.choice(["reject", "discard", "block"])
+    queue = make_queue(tmp_path, timing=FRESH, max_unprocessed=chance.choice([None, 2, 4]), overflow=overflow)
+    root = queue.root
+    root.create_queue("other", durability="none")
+    for number in range(chance.choice([0, 0, 1, 2])):
+        to = chance.choice(["other", "other", "missing"])
+        file = Path(queue.layout.selectors, f"s{number}.toml")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(chance.choice([f'to = "{to}"\nrole = "overflow"\n', 'role = "overflow"\nto = 1\n']))
+    for number in range(chance.randrange(6)):
+        place = chance.choice(["target", "target", "processing", "delayed"])
+        Path(queue.layout.folder(place)).mkdir(exist_ok=True)
+        Path(queue.layout.folder(place), f"f{number}{chance.choice(['', '', '.part'])}").write_bytes(b"x")
+    if chance.random() < 0.5:
+        says = chance.choice(["", "target-limit=2\n", "delay-milliseconds=0\n", "target-limit=x\n"])
+        Path(queue.layout.write_lock).write_text(says)
+    health = Queue(root, "q").health()
+    notes = {note.kind: note.message for note in health.notes}
+    (node,) = (node for node in root.graph().nodes if node.name == "q")
+    assert ("full" in notes) == any(stuck.startswith("full") for stuck in node.stuck), (notes, node.stuck)
+    assert ("write-lock" in notes) == any("write-lock" in stuck for stuck in node.stuck), (notes, node.stuck)
+    outcome = kind = ""
+    try:
+        if not SendLimits("q", queue.context, waits=False).admit(1):
+            outcome, kind = "what is sent is discarded", "full"
+    except MustWait as error:
+        outcome, kind = "senders wait", "write-lock" if "write-lock" in str(error) else "full"
+    except QueueFull as error:
+        is_there, kind = error.overflows_to == "other", "full"
+        outcome = "takes what is sent to other" if is_there else "sends are refused"
+    assert outcome in notes.get(kind, ""), notes
+    assert kind == next((limit for limit in ("write-lock", "full") if limit in notes), ""), (outcome, notes)
