@@ -30,7 +30,7 @@ from runs import SIZE, Run, body_of, one_and_one
 
 import dropq
 from bench import scratch, tried
-from dropq.records.settlement import RecordTransitions
+from dropq.records.settlement import RecordSettlement
 
 #: Bundles that each of several processes could take.
 BUNDLES = 1000
@@ -541,7 +541,7 @@ def large(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
 def work_through(folder: str, seconds: float, records: int, answer: SimpleQueue[Row]) -> None:
     """Take and settle all records of a bundle, at such a pace that it takes so many seconds."""
     spent: list[float] = []
-    checkpoint = RecordTransitions.checkpoint
+    checkpoint = RecordSettlement.checkpoint
 
     def timed(*about: Any) -> Any:
         before = time.perf_counter()
@@ -554,7 +554,7 @@ def work_through(folder: str, seconds: float, records: int, answer: SimpleQueue[
     numbers = bytearray(records)
     twice = 0
     started = time.perf_counter()
-    with mock.patch.object(RecordTransitions, "checkpoint", timed):
+    with mock.patch.object(RecordSettlement, "checkpoint", timed):
         for count, record in enumerate(queue.subscribed().records(timeout=0), 1):
             number = int(record.data[:11])
             twice += numbers[number]

@@ -31,7 +31,7 @@ from dropq.hints import hinting
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import refuse_away, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
@@ -318,7 +318,7 @@ class Queue(Sender):
         self.root = root
         self.name = name
         self._context: QueueContext | None = None
-        self._opened: Transitions | None = None
+        self._opened: Outlet | None = None
         self._own: Subscription | None = None
         #: Whether it is a topic's own: what is published to a topic that is not there is no dead letter.
         self._is_topic = False
@@ -352,20 +352,17 @@ class Queue(Sender):
         return context
 
     @property
-    def _transitions(self) -> Transitions:
-        """What sends to the queue."""
-        opened = self._opened
-        if opened is None:
-            opened = self._opened = self._outlet(self.context)
-        return opened
+    def _outlet(self) -> Outlet:
+        """What sends: what is sent to a topic, or to a view on topics, is published."""
+        if self._opened is None:
+            context = self.context
+            if context.layout.is_topic or context.config.underlying_topic is not None:
+                from dropq.topics.publishing import outlet
 
-    def _outlet(self, context: QueueContext) -> Transitions:
-        """Return what sends: what is sent to a topic, or to a view on topics, is published."""
-        if not context.layout.is_topic and context.config.underlying_topic is None:
-            return Transitions(context)
-        from dropq.topics.publishing import outlet
-
-        return outlet(context)
+                self._opened = outlet(context)
+            else:
+                self._opened = Outlet(context)
+        return self._opened
 
     def _limits_of_sends(self) -> SendLimits:
         limits = super()._limits_of_sends()
@@ -407,7 +404,7 @@ class Queue(Sender):
         opened = self._opened
         if self.root.context.config.dead_letter_queue is None or self._is_topic:
             return None
-        if opened is not None and type(opened) is not Transitions:  # a view, whose topic is missing, or a topic
+        if opened is not None and type(opened) is not Outlet:  # a view, whose topic is missing, or a topic
             return None
         from dropq.queue.lost_sends import lost_sends
 
@@ -1120,9 +1117,9 @@ class Topic:
         from dropq.topics.publishing import Publishing
 
         _ = self._context  # a queue that has the topic's name is refused
-        transitions = self.queue._transitions
-        assert isinstance(transitions, Publishing)
-        return transitions
+        publishing = self.queue._outlet
+        assert isinstance(publishing, Publishing)
+        return publishing
 
     @hinting
     def subscribe(

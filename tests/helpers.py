@@ -19,7 +19,6 @@ from forks import die_after
 from dropq import Message, Queue, Root
 from dropq.diagnosis import health as health_module
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
 from dropq.storage.system_calls import HERE
@@ -198,7 +197,7 @@ def died(message: Message) -> None:
     """Give a message back at once, as a sweep gives back what a dead consumer held."""
     assert message._claim is not None
     message._claim.died = True
-    message._transitions = Transitions(message.context)
+    message._records = None
     message._give_back(delay=0)
 
 

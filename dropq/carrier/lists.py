@@ -23,8 +23,9 @@ from dropq.format.claims import BodyVersion
 from dropq.format.layout import GONE_PREFIX, STATES
 from dropq.format.names import Name
 from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
+from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
 from dropq.staging.jobs import Attempt, Staged, TransferJob
 from dropq.storage import reading
 
@@ -178,7 +179,7 @@ class Carrier:
         if own_name_of(file) is not None:
             return file
         name = self.source.sidecars.file(file).name
-        return Transitions(self.source).give(f"{self.given}/{file}", name, self.given)
+        return Moves(self.source).give(f"{self.given}/{file}", name, self.given)
 
     # -- one list: copy, commit, remove ------------------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class Carrier:
         Returns:
             Their names there, without those that are gone, and the versions of their bodies before they were copied.
         """
-        storage, transitions = self.target.storage, Transitions(self.source)
+        storage = self.target.storage
         copies: dict[str, str] = {}
         versions: dict[str, BodyVersion] = {}
         taken: set[str] = set()
@@ -267,9 +268,9 @@ class Carrier:
             for given in listed.given:
                 path = f"{self.given}/{given}"
                 try:
-                    file = transitions.name_of_copy(path, self.name(own_name_of(given) or given), self.target)
+                    file = naming.name_of_copy(self.source, path, self.name(own_name_of(given) or given), self.target)
                     if file in taken:  # two messages of one id
-                        file = Transitions(self.target).copy_name(self.target.sidecars.parse(file))
+                        file = naming.copy_name(self.target, self.target.sidecars.parse(file))
                     version = self.source.settling.version(path)
                     storage.copy(path, f"{attempt.folder}/{file}", synced=each)
                 except FileNotFoundError:

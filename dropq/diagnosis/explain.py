@@ -24,8 +24,8 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.holders import decide
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import given_messages, way_on
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies.backlog import Backlog, holders_of
 from dropq.policies.barrier import all_shares, given_back, number_before
 from dropq.policies.fair_share import FairShare
@@ -78,22 +78,22 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
     if state is not None and state not in UNSETTLED:
         raise ValueError(f"state {state!r}: messages of {', '.join(UNSETTLED)} are explained")
     with context.error_context("nothing was changed"):
-        snapshot, transitions = _Snapshot(context), Transitions(context)
+        snapshot, settlement = _Snapshot(context), Claims(context)
         for where in UNSETTLED if state is None else (state,):
             explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
             wanted = None if filter is None else wanting(context, filter, where)
             for file in listed(context, where):
                 found = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
-                    message = Message(transitions, where, file)
+                    message = Message(settlement, where, file)
                     detail = f"{found.detail}{_way_back(message)}{_way_here(context, file)}"
                     until = utc(found.until) if found.until else None
                     detail += snapshot.of_bundle(message, file)
                     yield Explanation(message, found.why, detail, found.holders, until)
             if where == "processing":
-                yield from _committed(transitions, wanted)
+                yield from _committed(settlement, wanted)
         if state is None:
-            yield from _in_transit(transitions, filter)
+            yield from _in_transit(settlement, filter)
 
 
 class _Snapshot:
@@ -102,7 +102,6 @@ class _Snapshot:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._name = quote(context.name)
-        self._transitions = Transitions(context)
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
@@ -142,7 +141,7 @@ class _Snapshot:
         if has_expired(self._context, file):
             text = f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
             return Decision(False, "expired", text)
-        if due := self._transitions.settles_at(file):
+        if due := self._context.settling.settles_at(file):
             return Decision(False, "settling", self._settling(), until=due)
         if self._acks and file.name.id in self._acks and not file.name.first:
             text = "its ack came before it: the next consumer archives it, and does not get it"
@@ -316,8 +315,8 @@ class _MessageOnItsWay(Message):
 
     __slots__ = ("_path",)
 
-    def __init__(self, transitions: Transitions, state: str, file: MessageFile, path: str) -> None:
-        super().__init__(transitions, state, file)
+    def __init__(self, settlement: Claims, state: str, file: MessageFile, path: str) -> None:
+        super().__init__(settlement, state, file)
         self._path = path
 
     @property
@@ -326,22 +325,22 @@ class _MessageOnItsWay(Message):
         return self._path
 
 
-def _committed(transitions: Transitions, wanted: Callable[[MessageFile], bool] | None) -> Iterator[Explanation]:
-    context = transitions.context
+def _committed(settlement: Claims, wanted: Callable[[MessageFile], bool] | None) -> Iterator[Explanation]:
+    context = settlement.context
     for file, path in sorted(committed(context), key=lambda found: found[1]):
         if wanted is None or wanted(file):
-            message = _MessageOnItsWay(transitions, "processing", file, path)
+            message = _MessageOnItsWay(settlement, "processing", file, path)
             yield Explanation(message, "committed", staged_checks.waits_for(context, path))
 
 
-def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explanation]:
-    context = transitions.context
+def _in_transit(settlement: Claims, filter: str | None) -> Iterator[Explanation]:
+    context = settlement.context
     wanted = None if filter is None else wanting(context, filter, "target")
     for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
         file = context.sidecars.file(name)
         detail = f"it is on its way to {row.goal}; such messages: {way_on(row, context.name)}"
         if wanted is None or wanted(file):
-            message = _MessageOnItsWay(transitions, "in-transit", file, f"{row.given}/{name}")
+            message = _MessageOnItsWay(settlement, "in-transit", file, f"{row.given}/{name}")
             yield Explanation(message, "transit", detail)
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, TypeVarTuple
 
+from dropq.errors import LeaseLost
 from dropq.format.claims import Claim, claim_start
 from dropq.format.joining import WHOLE as JOINED
 from dropq.format.joining import JoiningFolder
@@ -18,6 +20,10 @@ from dropq.format.message_file import MessageFile
 from dropq.format.staged import WHOLE, StagedFolder
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
+from dropq.storage.failures import storage_error
+
+T = TypeVar("T")
+Rest = TypeVarTuple("Rest")
 
 #: What this thread's current block of `listing_once` has listed.
 _listed = threading.local()
@@ -146,3 +152,50 @@ def renewed(context: QueueContext, claim: Claim) -> Claim | None:
     if listed is None or (owner in listed and listed[owner].path == claim.path):
         listed = _listed.claims = {found.owner: found for found in claims_in(context)}
     return listed.get(owner)
+
+
+def move_out(context: QueueContext, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+    """Move a claimed file by `move(path, ...)`; if its lease was renewed, move it under its new name."""
+    while True:
+        try:
+            return move(claim.path, *args)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            find_renewed(context, claim, error)
+
+
+def find_renewed(context: QueueContext, claim: Claim, error: OSError) -> None:
+    """Let a claim take over its new name if it could not be moved because its lease was renewed.
+
+    Raises:
+        LeaseLost: the claim is gone.
+        StorageError: the move failed for another reason.
+    """
+    try:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+        now = None if claim.exact else renewed(context, claim)
+        if now is None or now.path == claim.path:
+            raise error
+        claim.follow(now)
+    except FileNotFoundError as missing:
+        # RACE: a sweep, an expiry or an administrator was first. No two claims ever share a name, so this move
+        # cannot have touched a later claim on the message.
+        if not reading.exists(context.layout.processing):
+            fate = "the queue is not where it was: the message went with it, and is still held"
+            raise storage_error(missing, fate) from missing
+        if reading.exists(claim.path):
+            fate = f"the folder it should go to is missing; the message stays in processing/ as {claim.filename}"
+            raise storage_error(missing, fate) from missing
+        raise LeaseLost(lost(context, claim)) from missing
+    except OSError as refused:
+        raise storage_error(refused, f"the message stays in processing/ as {claim.filename}") from refused
+
+
+def lost(context: QueueContext, claim: Claim) -> str:
+    """Return the text of the error for a claim that is gone."""
+    return (
+        f"message {context.sidecars.parse(claim.own_name).id}: claim {claim.owner} on queue {context.layout.home} is "
+        "gone (its lease ran out, it expired, or somebody else settled or requeued it); nothing was changed"
+    )

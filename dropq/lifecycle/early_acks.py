@@ -13,7 +13,7 @@ from dropq.format.layout import QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.storage import reading
 
 #: What becomes of a message when its early ack cannot be read or removed.
@@ -51,7 +51,7 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
     A part of a bundle is delivered: the ack was of the bundle, of which each part would use it up alone.
 
     Args:
-        owner, deadline: of the claim, as for `Transitions.claim`.
+        owner, deadline: of the claim, as for `Claims.claim`.
 
     Raises:
         StorageError: it could not be claimed; or not archived, and was given back; or the archive was not synced.
@@ -62,21 +62,21 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
     with context.error_context(STAYS):
         if not _in_force(context, message_id):
             return False
-    claim = Transitions(context).claim(file, owner, deadline)
+    claim = Claims(context).claim(file, owner, deadline)
     if claim is None:
         return True  # RACE: another consumer was first, and settles or delivers it
     try:
         with context.error_context(STAYS):
             ours = context.storage.unlink(_path(context, message_id))
         if ours:
-            Transitions(context).archive(claim)
+            Claims(context).archive(claim)
         else:  # RACE: another consumer used the ack for another message of this id: this message is to be delivered
-            Transitions(context).give_back(claim, counted=False, delay=0)
+            Claims(context).give_back(claim, counted=False, delay=0)
     except LeaseLost:
         pass  # RACE: a sweep returned it; it was not delivered
     except StorageError:
         with suppress(LeaseLost):  # it was archived, only not synced, as the error says
-            Transitions(context).give_back(claim, counted=False, delay=0)
+            Claims(context).give_back(claim, counted=False, delay=0)
         raise
     return True
 

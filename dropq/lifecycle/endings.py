@@ -10,27 +10,47 @@ by a wait that grows, whatever `redelivery_delay` says: what is behind the messa
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypedDict, Unpack
 
 from dropq.config.schema import QueueConfig
 from dropq.format.claims import Claim
 from dropq.format.names import Name
+from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 
 #: The reason of a message whose handler failed as often as redelivery_attempts allows.
 FAILED = "failed"
 
 
-class Ending(NamedTuple):
-    """Where a message goes that is not delivered again.
+#: What is kept with a reason.
+Details = Mapping[str, object]
+
+
+class HowReturned(TypedDict, total=False):
+    """How a delivery ended without an ack.
 
     Attributes:
-        state: error, expired or dead-letter.
-        reason: why: `failed`, or the key of the limit that it reached.
+        cancel: its holder gave it back on purpose; False unless told.
+        counted: the delivery counts; True unless told.
+        delay: seconds before the next delivery; None for the queue's redelivery_delay.
+        failure: its handler failed: what to keep with the reason if this was the last try.
     """
 
+    cancel: bool
+    counted: bool
+    delay: float | None
+    failure: Details | None
+
+
+class Goes(NamedTuple):
+    """Where a message goes: its name there, its state, and why it goes there if the state has reasons."""
+
+    name: Name
     state: str
-    reason: str
+    reason: str = ""
+    details: Mapping[str, object] = {}
 
 
 class LastTry(NamedTuple):
@@ -53,23 +73,34 @@ def last_try(config: QueueConfig) -> LastTry:
     return LastTry(attempts, FAILED)
 
 
-def ending(
-    context: QueueContext, name: Name, *, failed: bool = False, cancel: bool = False, counted: bool = True
-) -> Ending | None:
-    """Return where a message goes whose delivery ended without an ack; None if it is delivered again.
+def returned(context: QueueContext, claim: Claim, **how: Unpack[HowReturned]) -> Goes:
+    """Return where a claimed message goes whose delivery ends without an ack, as `after_delivery`."""
+    name = naming.counted(context, claim, cancel=how.get("cancel", False), counted=how.get("counted", True))
+    return after_delivery(context, name, died=claim.died, **how)
+
+
+def after_delivery(context: QueueContext, name: Name, *, died: bool = False, **how: Unpack[HowReturned]) -> Goes:
+    """Return where a message goes whose delivery ended without an ack: back, to be delivered again, or to its end.
 
     Args:
-        name: what its name says, this delivery and a cancel included.
-        cancel: its holder gave it back on purpose.
+        name: what its name says, this delivery, a cancel and a death included.
+        died: its holder died, or lost its lease.
     """
-    config = context.config
-    if failed and name.delivery_count >= (last := last_try(config)).number:
-        return Ending(config.exhausted, last.reason)
-    if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:
-        return Ending(config.exhausted, "max_deliveries")
-    if cancel and config.max_cancels and name.cancels >= config.max_cancels:
-        return Ending(config.exhausted, "max_cancels")
-    return None
+    if reason := _limit_reached(context.config, name, how):
+        return Goes(name, context.config.exhausted, reason, how.get("failure") or {})
+    if (wait := how.get("delay")) is None:
+        wait = delay_before(context, name, died=died)
+    not_before = context.clock.now_ms() + int(wait * 1000) if wait > 0 else 0
+    return Goes(replace(name, not_before=not_before), "delayed" if wait > 0 else "target")
+
+
+def _limit_reached(config: QueueConfig, name: Name, how: HowReturned) -> str:
+    """Return why a message is not delivered again: `failed`, or the key of the limit that it reached; "" if it is."""
+    if how.get("failure") is not None and name.delivery_count >= (last := last_try(config)).number:
+        return last.reason
+    if how.get("counted", True) and config.max_deliveries and name.delivery_count >= config.max_deliveries:
+        return "max_deliveries"
+    return "max_cancels" if how.get("cancel") and config.max_cancels and name.cancels >= config.max_cancels else ""
 
 
 def delivers(context: QueueContext, claim: Claim) -> bool:

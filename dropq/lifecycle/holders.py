@@ -5,7 +5,6 @@ Sweeps and verbs by id act on this decision; explain, health and fsck show it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from shlex import quote
 
 from dropq.format.claims import Claim
@@ -13,7 +12,7 @@ from dropq.format.layout import DEAD_LETTER
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.endings import delivers, ending
+from dropq.lifecycle.endings import delivers, returned
 from dropq.lifecycle.expiry import has_expired
 from dropq.storage.liveness import Signs
 
@@ -64,9 +63,8 @@ def decide(context: QueueContext, claim: Claim | None, signs: Signs) -> Decision
 
 def _end(context: QueueContext, claim: Claim) -> str:
     """Return in words what a sweep does with a message whose holder cannot settle it any more."""
-    name, counted = context.sidecars.parse(claim.own_name), delivers(context, claim)
-    end = ending(context, replace(name, delivery_count=claim.number), counted=counted)
-    if end is None:
+    end = returned(context, claim, counted=delivers(context, claim))
+    if not end.reason:
         return "returns it"
     does = "makes a dead letter of it" if end.state == DEAD_LETTER else f"moves it to {end.state}/"
     return f"{does}: {end.reason}"

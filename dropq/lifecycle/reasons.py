@@ -20,6 +20,7 @@ from datetime import datetime
 from dropq.format import names
 from dropq.format.layout import WITH_REASON
 from dropq.format.names import Name
+from dropq.storage.clock import utc
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, inode, inode_or_none, listing, parse_json, read_small
@@ -45,8 +46,7 @@ class Reasons:
         """Write why a file is about to move to a state, under a name; `keep` or `withdraw` says how that ended."""
         path = self.path(state, name, inode)
         self._storage.make_folder(os.path.dirname(path))
-        content = {**fields, "name": name, "inode": inode}
-        self._storage.write_small(path, json.dumps(content).encode())
+        self._storage.write_small(path, content(fields, name, inode))
 
     def adopt(self, path: str, state: str, name: str, inode: int) -> None:
         """Make a file the reason of another one, which it names; do nothing if it is missing. It is not synced."""
@@ -57,10 +57,10 @@ class Reasons:
 
     def copy(self, state: str, name: str, to: str, inode: int) -> bool:
         """Write the reason of a file also for another name, which it is about to get; return False if it has none."""
-        content = self.find(state, name, inode)
-        if content is None or content.get("inode") != inode:  # else it is about another file, which has this name
+        said = self.find(state, name, inode)
+        if said is None or said.get("inode") != inode:  # else it is about another file, which has this name
             return False
-        self.record(state, to, inode, {key: content[key] for key in content if key not in ("name", "inode")})
+        self.record(state, to, inode, {key: said[key] for key in said if key not in ("name", "inode")})
         return True
 
     def keep(self, state: str, name: str, inode: int) -> None:
@@ -176,6 +176,21 @@ class Reasons:
             raise
         except OSError as error:
             log.warning("%s %s: %s", path, outcome, describe(error))
+
+
+def why(reason: str, details: Mapping[str, object], ms: int) -> dict[str, object]:
+    """Return what is kept with a message that goes to error/ or expired/ for a reason, at a time in ms since 1970."""
+    return {**details, "reason": reason, "time": time_text(ms)}
+
+
+def content(fields: Mapping[str, object], name: str, inode: int) -> bytes:
+    """Return the content of the reason of a file with a name and an inode."""
+    return json.dumps({**fields, "name": name, "inode": inode}).encode()
+
+
+def time_text(ms: int) -> str:
+    """Return a time as reasons have it."""
+    return utc(ms).isoformat(timespec="milliseconds")
 
 
 def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:

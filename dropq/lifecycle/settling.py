@@ -165,6 +165,13 @@ class Settling:
         due = self.due(file, found) if folder == self._folder else 0
         return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns))
 
+    def settles_at(self, file: MessageFile) -> int:
+        """Return when a file in target/ has settled, in ms since 1970; 0 if it has. Nobody is to take it before."""
+        try:
+            return self.seen(file, self._folder).due
+        except FileNotFoundError:
+            return 0  # who takes it will see that it is gone
+
     def look(self, path: str) -> os.stat_result:
         """Return what the file server says of a file now, and not what an NFS client remembers."""
         if self._shared is None:
@@ -172,6 +179,6 @@ class Settling:
         return reading.status_now(path) if self._shared else os.lstat(path)
 
     def version(self, path: str) -> BodyVersion:
-        """Return the version of a body now, by which `Transitions` sees whether somebody has written to it."""
+        """Return the version of a body now, by which `Claims` sees whether somebody has written to it."""
         found = self.look(path)
         return BodyVersion(found.st_size, found.st_mtime_ns)

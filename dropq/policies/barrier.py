@@ -25,19 +25,21 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Unpack
 
 from dropq.errors import LeaseLost, StorageError
 from dropq.format import names
 from dropq.format.claims import BARRIER, Claim, Location, claim_owner
 from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
-from dropq.format.names import Name
-from dropq.lifecycle.claims import claims_in, find_claim, has_committed
+from dropq.lifecycle import naming
+from dropq.lifecycle.claims import claims_in, find_claim, has_committed, lost, move_out
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.holders import hold_of
-from dropq.lifecycle.transitions import BODY_CHANGED, Rest, T, Transitions
+from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.policies.wanted import wanting
 from dropq.storage import liveness, reading
 from dropq.storage.liveness import Signs
@@ -103,7 +105,7 @@ class Barrier:
         """Whether a barrier is handed out, or came back in this look: no other message may be taken."""
         return self._out is not None or self._came_back
 
-    def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Transitions] | None:
+    def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Shares] | None:
         """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
 
         Args:
@@ -154,7 +156,7 @@ class Barrier:
         claim = None
         try:
             # RACE: with a script that claims the message by `mv`. The process whose rename succeeds has it.
-            claim = Transitions(context).claim(file, token, 0) if alone() else None
+            claim = Claims(context).claim(file, token, 0) if alone() else None
             if claim is not None and shares.commit():
                 self._out = shares
         finally:
@@ -166,8 +168,8 @@ class Barrier:
         give_up(self._context, self._subscription)
 
 
-class Shares(Transitions):
-    """The transitions of one barrier's shares, in a folder of their own; the last share settles the barrier.
+class Shares(Settlement):
+    """Settles one barrier's shares, in a folder of their own; the last share settles the barrier.
 
     Args:
         context: the queue.
@@ -180,7 +182,8 @@ class Shares(Transitions):
         self.token = token
         self._folder = f"{context.layout.barriers}/{token}"
         self._hidden = f"{context.layout.barriers}/.{token}"
-        super().__init__(replace(context, layout=context.layout.holding_in(self._folder)))
+        self.context = replace(context, layout=context.layout.holding_in(self._folder))
+        self._claims = Claims(self.context)
 
     # -- handing out -------------------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class Shares(Transitions):
 
         RACE: a sweep that takes this process for dead drops the folder, and none of the calls here makes it again.
         """
-        _, own_name = self.next_delivery(file)
+        _, own_name = naming.next_delivery(self.context, file)
         storage = self.context.storage
         try:
             storage.make_folder(self._hidden)
@@ -237,7 +240,7 @@ class Shares(Transitions):
 
     def _return(self, claim: Claim) -> bool:
         with suppress(LeaseLost):  # RACE: a sweep returned it, or a script took it
-            Transitions(self._queue).give_back(claim, counted=False, delay=0)
+            Claims(self._queue).give_back(claim, counted=False, delay=0)
             return True
         return False
 
@@ -267,53 +270,63 @@ class Shares(Transitions):
 
     # -- settling a share --------------------------------------------------------------------------------------
 
-    def archive(self, claim: Claim, *, synced: bool = True) -> Location:
-        """Acknowledge a share; the last one archives the barrier, unless somebody wrote to its body meanwhile."""
-        if self.is_changed(claim):
-            return self.set_aside(claim, "error", "body_changed", {"detail": BODY_CHANGED})
+    def archive(self, claim: Claim, *, later: dict[str, None] | None = None) -> Location:
+        """Acknowledge a share; the last one archives the barrier, unless somebody wrote to its body meanwhile.
+
+        The barrier is synced when it is settled, not `later`.
+        """
+        if claim.body is not None:
+            with self._held(claim):
+                is_changed = self._claims.is_changed(claim)
+            if is_changed:
+                return self.set_aside(claim, "error", "body_changed", {"detail": BODY_CHANGED})
         self._settle(claim, _ACKED)
         return Location("processed", claim.own_name)
 
-    def archived(self, location: Location | None = None, fate: str = "") -> None:
-        """Do nothing: the barrier is synced when it is settled."""
-
-    def _move_back(self, claim: Claim, name: Name) -> Location:
+    def give_back(self, claim: Claim, **how: Unpack[HowReturned]) -> Location:
         """Return a share to its subscription, which is to take it again."""
-        again = self._share(claim.subscription, self.context.sidecars.fit(self.unique(name)))
-        self._move_out(claim, self.context.storage.rename, again.path)
-        return Location("delayed" if name.not_before else "target", again.own_name)
+        name, state, reason, details = returned(self.context, claim, **how)
+        if reason:
+            return self.set_aside(claim, state, reason, details, cancel=how.get("cancel", False))
+        again = self._share(claim.subscription, self.context.sidecars.fit(naming.unique(name)))
+        with self._held(claim):
+            move_out(self.context, claim, self.context.storage.rename, again.path)
+        return Location(state, again.own_name)
+
+    def extend(self, claim: Claim, deadline: int) -> Claim:
+        """Give a share a new deadline."""
+        with self._held(claim):
+            return self._claims.extend(claim, deadline)
 
     def set_aside(
-        self,
-        claim: Claim,
-        state: str,
-        reason: str,
-        details: Mapping[str, object] | None = None,
-        *,
-        cancel: bool = False,
+        self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
     ) -> Location:
         """Settle a share so that the barrier goes to error/ or expired/, with this reason, when all are settled."""
         why = {"state": state, "reason": reason, "details": {"holder": claim.owner, **(details or {})}}
         try:
             self.context.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
         except FileNotFoundError as error:
-            raise LeaseLost(self._lost(claim)) from error
+            raise LeaseLost(lost(self.context, claim)) from error
         self._settle(claim, _ASIDE)
         return Location(state, claim.own_name)
 
     def _settle(self, claim: Claim, how: str) -> None:
-        self._move_out(claim, lambda path: self.context.storage.rename(path, f"{self._folder}/{how}/{claim.filename}"))
+        with self._held(claim):
+            move = self.context.storage.rename
+            move_out(self.context, claim, lambda path: move(path, f"{self._folder}/{how}/{claim.filename}"))
         self.complete()
 
-    def _move_out(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+    @contextmanager
+    def _held(self, claim: Claim) -> Iterator[None]:
+        """Raise LeaseLost for a share in the block if the barrier itself was settled or requeued."""
         if find_claim(self._queue, self.token) is None:
-            raise LeaseLost(self._lost(claim))  # the barrier itself was settled or requeued
+            raise LeaseLost(lost(self.context, claim))
         try:
-            return super()._move_out(claim, move, *args)
+            yield
         except StorageError as error:
             if reading.is_there(self._folder, self.context.clock):
                 raise
-            raise LeaseLost(self._lost(claim)) from error
+            raise LeaseLost(lost(self.context, claim)) from error
 
     # -- settling the barrier ----------------------------------------------------------------------------------
 
@@ -334,14 +347,14 @@ class Shares(Transitions):
 
     def _settle_barrier(self, barrier: Claim) -> None:
         if reading.names_in(f"{self._folder}/{_ASIDE}"):
-            Transitions(self._queue).set_aside(barrier, *self._why())
+            Claims(self._queue).set_aside(barrier, *self._why())
         elif reading.names_in(f"{self._folder}/{_ACKED}"):
-            Transitions(self._queue).archive(barrier)
+            Claims(self._queue).archive(barrier)
         else:
             left = map(self.context.sidecars.file, reading.names_in(f"{self._folder}/{_LEFT}"))
             delivered = any(share.delivery_count >= barrier.number for share in left)
             # Without a delay, as messages behind the barrier would pass it meanwhile.
-            Transitions(self._queue).give_back(barrier, counted=delivered, delay=0)
+            Claims(self._queue).give_back(barrier, counted=delivered, delay=0)
 
     def _why(self) -> tuple[str, str, Mapping[str, object]]:
         """Return the barrier's state, reason and details, as written when a share was last set aside."""
@@ -434,7 +447,7 @@ def sharers(context: QueueContext) -> set[str]:
     return {share.subscription for shares in all_shares(context) for share in shares.claims()}
 
 
-def find_share(context: QueueContext, owner: str) -> tuple[Claim, Transitions] | None:
+def find_share(context: QueueContext, owner: str) -> tuple[Claim, Shares] | None:
     """Return the share with this claim owner, and what settles it; None if there is none."""
     for shares in all_shares(context):
         if (share := find_claim(shares.context, owner)) is not None:

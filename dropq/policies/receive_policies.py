@@ -16,7 +16,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import held_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import Backlog
 from dropq.policies.barrier import Barrier
 from dropq.policies.fair_share import FairShare
@@ -145,7 +145,7 @@ class ReceivePolicies:
 
     def share(
         self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
-    ) -> tuple[Claim, Transitions] | None:
+    ) -> tuple[Claim, Settlement] | None:
         """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
 
         Return None if there is no share to take, or `wanted` returns False for its file name.

@@ -17,7 +17,7 @@ from dropq.format.layout import ALL_STATES, SETTLED, STATES, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import committed, committed_files
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.view import TargetView
 from dropq.policies.build import view_of
 from dropq.policies.wanted import wanting
@@ -49,9 +49,9 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
     Raises:
         InvalidFilter: the filter cannot be read; the error points at the column.
     """
-    transitions = Transitions(context)
+    settlement = Claims(context)
     for file in listed(context, state, filter):
-        yield Message(transitions, state, file)
+        yield Message(settlement, state, file)
 
 
 def listed(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[MessageFile]:
@@ -88,10 +88,10 @@ def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STA
         NoSuchMessage: there is none in any of the states.
     """
     searched = tuple(states)
-    transitions = Transitions(context)
+    settlement = Claims(context)
     for state in searched:
         if found := bearing(context, state, message_id):
-            return [Message(transitions, state, file) for file in found]
+            return [Message(settlement, state, file) for file in found]
     raise NoSuchMessage(f"no message {message_id!r} in queue {context.name} ({', '.join(searched)})")
 
 

@@ -18,7 +18,7 @@ from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.holders import hold_of
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription, held_here
@@ -46,22 +46,23 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
     ours = held_here(context, claim.owner)
     if ours is not None:
         return ours  # the message object that holds it: what settles the one settles the other
-    found, transitions = find_claim(context, claim.owner), Transitions(context)
+    found = find_claim(context, claim.owner)
+    settlement: Settlement = Claims(context)
     if found is None and reading.is_there(context.layout.barriers, context.clock):
         from dropq.policies.barrier import find_share
 
-        found, transitions = find_share(context, claim.owner) or (None, transitions)
+        found, settlement = find_share(context, claim.owner) or (None, settlement)
     if found is None:
         raise LeaseLost(
             f"no claim {claim.owner} on queue {context.name}: somebody else has settled the message or taken it back, "
             "or its lease ran out; nothing was changed"
         )
     found.body = body
-    return _held(transitions, found)
+    return _held(settlement, found)
 
 
-def _held(transitions: Transitions, claim: Claim) -> Message:
-    return Message(transitions, "processing", transitions.context.sidecars.file(claim.filename), claim=claim)
+def _held(settlement: Settlement, claim: Claim) -> Message:
+    return Message(settlement, "processing", settlement.context.sidecars.file(claim.filename), claim=claim)
 
 
 def ack(
@@ -125,13 +126,13 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
 
 def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
     """Acknowledge a message; if that fails, one that `waited` goes back, as nobody else knows of its claim."""
-    transitions = Transitions(context)
+    settlement = Claims(context)
     try:
-        transitions.archive(claim)
+        settlement.archive(claim)
     except (DropqError, OSError):
         if waited:
             with suppress(DropqError, OSError):  # it was archived, and not synced
-                transitions.give_back(claim, counted=False, delay=0)
+                settlement.give_back(claim, counted=False, delay=0)
         raise
 
 
@@ -141,7 +142,7 @@ def _taken(context: QueueContext, file: MessageFile, state: str, subscription: S
         return file.claim if file.claim is not None and file.claim.ours and not file.claim.of_barrier else None
     if context.paused:
         return None
-    claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
+    claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
     if claim is not None:
         claim.body = None  # it was compared before
     return claim
@@ -190,7 +191,7 @@ def _claimed_by_id(
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
         found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
         if found is not None:
-            return _held(Transitions(context), found)
+            return _held(Claims(context), found)
     paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
     raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
 
@@ -250,9 +251,9 @@ def _ack_waiting(
             if file.name.first and not parts:
                 continue
             with subscribe() as subscription:
-                claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
+                claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
                 if claim is not None:
                     claim.body = None  # nobody has read it
-                    Transitions(context).archive(claim)
+                    Claims(context).archive(claim)
                     return True
     return False

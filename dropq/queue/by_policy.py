@@ -10,7 +10,7 @@ from typing import TypeVar
 from dropq.errors import StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.receive_policies import TURN_RECHECK, ReceivePolicies
 from dropq.queue.offers import Offers
 
@@ -23,7 +23,7 @@ class Admission:
     Args:
         policies: the policies.
         offers: what the subscription may take, as far as they allow it.
-        transitions: the queue's.
+        claims: the queue's.
         owners: the owners of its next claims.
         deadline: returns when the lease of a claim runs out that is made now, in ms since 1970; 0 for never.
     """
@@ -32,18 +32,18 @@ class Admission:
         self,
         policies: ReceivePolicies,
         offers: Offers,
-        transitions: Transitions,
+        claims: Claims,
         *,
         owners: Iterator[str],
         deadline: Callable[[], int],
     ) -> None:
         self.policies = policies
         self._offers = offers
-        self._transitions = transitions
+        self._claims = claims
         self._owners = owners
         self._deadline = deadline
 
-    def take(self, listings: int) -> tuple[Claim, Transitions, MessageFile | None] | None:
+    def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
         """Claim the next message, or the share of a barrier, with what settles it; None where there is none.
 
         Args:
@@ -87,7 +87,7 @@ class Admission:
             if not offers.more(listings):
                 return
 
-    def _take_alone(self, file: MessageFile | None) -> tuple[Claim, Transitions, MessageFile | None] | None:
+    def _take_alone(self, file: MessageFile | None) -> tuple[Claim, Settlement, MessageFile | None] | None:
         """Take the share of a barrier that is out, or else a message; the policy lock is ours."""
         policies, offers = self.policies, self._offers
         shared = policies.share(
@@ -100,7 +100,7 @@ class Admission:
         claim = self._claim(file)
         if not policies.must_wait:
             offers.next()  # it was this one: it is taken, or gone
-        return None if claim is None else (claim, self._transitions, file)
+        return None if claim is None else (claim, self._claims, file)
 
     def _claim(self, file: MessageFile) -> Claim | None:
         """Claim a message, unless it is to be left to another, or goes to a route; None when it is not ours."""
@@ -108,11 +108,11 @@ class Admission:
         try:
             if self._offers.route_waiting(file) is not None or not policies.admits(file):
                 return None
-            claim = self._transitions.claim(file, next(self._owners), self._deadline())
+            claim = self._claims.claim(file, next(self._owners), self._deadline())
             if claim is None:
                 self._offers.defer(file)
             elif policies.breaks():
-                self._transitions.give_back(claim, counted=False, delay=0)
+                self._claims.give_back(claim, counted=False, delay=0)
                 return None
         except StorageError as error:
             self._offers.pass_over(file, error)
@@ -145,7 +145,7 @@ class Admission:
 
     def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""
-        until = time.monotonic() + self._transitions.context.timing.turns_wait
+        until = time.monotonic() + self._claims.context.timing.turns_wait
         found = None
         while found is None and self.policies.is_anothers_turn and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)

@@ -9,7 +9,7 @@ from dropq.durations import parse_duration
 from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.queue.sender import Headers, Sender
 
 log = logging.getLogger("dropq")
@@ -29,11 +29,11 @@ class LostSends(Sender):
 
     def __init__(self, letters: QueueContext, origin: str) -> None:
         self.name = origin
-        self._opened = Transitions(letters)
+        self._opened = Outlet(letters)
         self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
 
     @property
-    def _transitions(self) -> Transitions:
+    def _outlet(self) -> Outlet:
         assert self._opened is not None
         return self._opened
 

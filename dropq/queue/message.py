@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from traceback import format_exception
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from dropq.durations import Duration as Duration
 from dropq.durations import parse_duration
@@ -25,7 +25,9 @@ from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import listing_once
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.endings import HowReturned
+from dropq.lifecycle.moving import sync_settled
+from dropq.lifecycle.settlement import Claims, Settlement, drop_private
 from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
 from dropq.queue.message_view import utc as utc
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
     from dropq.api import Queue
     from dropq.format.staged import OwnPart
     from dropq.queue.sender import Sent
-    from dropq.records.hand import Fate, Hand
-    from dropq.records.settlement import RecordTransitions
+    from dropq.records.hand import Hand
 
 #: The shortest lease, in seconds: names tell deadlines in milliseconds.
 LEAST_LEASE = 0.001
@@ -77,8 +78,7 @@ class Message(MessageView):
             ValueError: the format is unknown, or the body is a table.
             LeaseLost, NoSuchMessage, StorageError: as of `body`.
         """
-        bundle: Bundle | None = getattr(self._transitions, "bundle", None)
-        return iter(Bundle(self, format) if bundle is None else bundle)
+        return iter(Bundle(self, format))
 
     def reply(self, body: bytes | str, **fields: Any) -> Sent:
         """Send an answer to the queue of the same root that its `reply_to` names; this does not settle the message.
@@ -108,7 +108,7 @@ class Message(MessageView):
             LeaseLost: the claim is gone; nothing was changed.
             StorageError: the file system refused; the text says what became of the message.
         """
-        self._settle(self._transitions.archive)
+        self._settle((self._records or self._settlement).archive)
 
     def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.
@@ -125,7 +125,7 @@ class Message(MessageView):
         Args:
             counted: whether the delivery counts; False says that nobody got to work on it.
         """
-        self._settle(partial(self._transitions.release, counted=counted))
+        self._settle(partial((self._records or self._settlement).release, counted=counted))
 
     def fail(self, reason: str, **details: object) -> None:
         """Report that handling it failed: it returns to target/ while tries last, then goes where `exhausted` says.
@@ -168,7 +168,7 @@ class Message(MessageView):
         with self._lock:
             deadline = lease_end(self.context.clock, seconds)
             claim = self._claim or self._claimed()
-            extend = partial(self._transitions.extend, deadline=deadline)
+            extend = partial((self._records or self._settlement).extend, deadline=deadline)
             if not seek:
                 return _where_it_was(extend)(claim) is not None
             try:
@@ -198,13 +198,13 @@ class Message(MessageView):
             raise LeaseLost(f"message {self.id} of queue {self.context.name} is not held (state: {self._state})")
         return self._claim
 
-    def _give_back(
-        self, *, cancel: bool = False, delay: float | None = None, failure: Mapping[str, object] | None = None
-    ) -> None:
-        self._settle(partial(self._transitions.give_back, cancel=cancel, delay=delay, failure=failure))
+    def _give_back(self, **how: Unpack[HowReturned]) -> None:
+        self._settle(partial((self._records or self._settlement).give_back, **how))
 
     def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
-        self._settle(partial(self._transitions.set_aside, state=state, reason=reason, details=details))
+        self._settle(
+            partial((self._records or self._settlement).set_aside, state=state, reason=reason, details=details)
+        )
 
     def _settle(self, move: Callable[[Claim], Location | None]) -> bool:
         """Settle it by a move; return False where the move did not seek the claim, and nothing was changed."""
@@ -219,9 +219,10 @@ class Message(MessageView):
                 if error.location is not None:  # it has left, and only that is not durable
                     self._done(Location(*error.location))
                 raise
-            if location is not None:
-                self._done(location)
-            return location is not None
+            if location is None:
+                return False
+            self._done(location)
+            return True
 
     def _done(self, location: Location | None) -> None:
         """Stop holding it: the subscription that handed it out may take another."""
@@ -262,14 +263,14 @@ class SettledMessage(Message):
 
     def __init__(
         self,
-        transitions: Transitions,
+        settlement: Settlement,
         location: Location,
         *,
         delivery: int,
         kept: str | None = None,
     ) -> None:
-        file = transitions.context.sidecars.file(location.filename)
-        super().__init__(transitions, location.state, file, delivery=delivery)
+        file = settlement.context.sidecars.file(location.filename)
+        super().__init__(settlement, location.state, file, delivery=delivery)
         self._kept = kept
 
     @property
@@ -282,7 +283,7 @@ class SettledMessage(Message):
         """Remove what was kept of it; it was acknowledged before it was delivered."""
         if self._kept is not None:
             with error_context("the message is settled, and what it held is removed by a sweep"):
-                self._transitions.drop_private(self._kept)
+                drop_private(self.context, self._kept)
             self._kept = None
 
 
@@ -295,15 +296,12 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
         StorageError: one could not be moved, and stays as it is, as those after it; or what was moved is not durable.
     """
     missed, lost = list[Message](), list[Message]()
-    acknowledged: Message | None = None
+    unsynced = dict[str, None]()
 
     def ack(message: Message, *, seek: bool) -> None:
-        nonlocal acknowledged
         try:
-            archive = partial(message._transitions.archive, synced=False)
-            if message._settle(archive if seek else _where_it_was(archive)):
-                acknowledged = message
-            else:
+            archive = partial((message._records or message._settlement).archive, later=unsynced)
+            if not message._settle(archive if seek else _where_it_was(archive)):
                 missed.append(message)
         except LeaseLost:
             lost.append(message)
@@ -315,8 +313,8 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
             for message in missed:
                 ack(message, seek=True)
     finally:
-        if acknowledged is not None:
-            acknowledged._transitions.archived()
+        if unsynced:
+            sync_settled(message.context, *unsynced)
     return lost
 
 
@@ -463,7 +461,7 @@ class Record:
         fate = Fate(verb, delay, reason, details)
         if not self._bundle.hand.settle(self.number, self.data, fate):
             self._bundle.refuse(self)
-        self._bundle.note_failure(self, fate)
+        self._bundle.note_failure()
 
     def __enter__(self) -> Record:
         return self
@@ -501,33 +499,40 @@ class Bundle:
         checkpoint: float | None = None,
         failures: int = 0,
     ) -> None:
+        from dropq.records.settlement import RecordSettlement
+
+        self.message = message
+        self.identity = message._identity
+        self._failed_before = failures
+        self._config = message.context.config
+        self._checkpoint = checkpoint
+        self._columns: list[str] | None = None
+        self._settlement = message._records
+        self.hand = self._open(wanted) if self._settlement is None else self._settlement.hand
+        self._began = time.monotonic()
+        self._due_at = self._due() if checkpoint is not None else float("inf")
+        claim = message._claim
+        # Others share what is not settled by the queue's own claims: it is settled as a whole.
+        if self._settlement is None and claim is not None and isinstance(message._settlement, Claims):
+            if lease is None and claim.deadline:
+                lease = max(claim.deadline - message.context.clock.now_ms(), 1) / 1000
+            message._records = self._settlement = RecordSettlement(message._settlement, self.hand, lease)
+
+    def _open(self, wanted: str | None) -> Hand:
         from dropq.records.formats import format_of
         from dropq.records.hand import Hand
         from dropq.records.reader import BLOCK
-        from dropq.records.settlement import RecordTransitions
 
-        name = message._name
-        self.message = message
-        self.identity = message._identity
-        self.failures = failures
-        self._config = message.context.config
-        self._checkpoint = checkpoint
-        self._held_bytes = 0
-        self._columns: list[str] | None = None
+        name = self.message._name
         body_format = format_of(name.type, wanted)
-        file = message._reading(partial(reading.open_body, buffering=BLOCK))
-        self._began = time.monotonic()
+        file = self.message._reading(partial(reading.open_body, buffering=BLOCK))
         with error_context("the message is still held"):
-            self.hand = Hand(file, body_format, first=name.begins, max_bytes=self._config.max_record_bytes)
-            self._due_at = self._due() if checkpoint is not None else float("inf")
-        claim = message._claim
-        self._settlement: RecordTransitions | None = None
-        # Others share what has transitions of its own: it is settled as a whole.
-        if claim is not None and type(message._transitions) is Transitions:
-            if lease is None and claim.deadline:
-                lease = max(claim.deadline - message.context.clock.now_ms(), 1) / 1000
-            message._transitions = self._settlement = RecordTransitions(message.context, self.hand, lease)
-            self._settlement.bundle = self
+            return Hand(file, body_format, first=name.begins, max_bytes=self._config.max_record_bytes)
+
+    @property
+    def failures(self) -> int:
+        """How many of its records have failed until now."""
+        return self._failed_before + self.hand.failed
 
     @property
     def parts(self) -> list[OwnPart]:
@@ -615,11 +620,9 @@ class Bundle:
 
     # -- what its records ask ------------------------------------------------------------------------------------
 
-    def note_failure(self, record: Record, fate: Fate) -> None:
+    def note_failure(self) -> None:
         """Note that a record was not acknowledged."""
-        self._held_bytes += len(record.data)
-        self.failures += fate.verb != "nack"
-        if self._held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
+        if self.hand.held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
             self._due_at = 0.0
 
     def refuse(self, record: Record) -> None:

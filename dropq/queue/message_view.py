@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format import names
@@ -16,11 +16,14 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Settlement
 from dropq.storage import reading
 from dropq.storage.clock import LAST_MS as LAST_MS
 from dropq.storage.clock import utc as utc
 from dropq.storage.failures import storage_error
+
+if TYPE_CHECKING:
+    from dropq.records.settlement import RecordSettlement
 
 T = TypeVar("T")
 
@@ -35,14 +38,15 @@ class MessageView:
         "_forget",
         "_lock",
         "_parsed",
+        "_records",
+        "_settlement",
         "_state",
-        "_transitions",
         "context",
     )
 
     def __init__(
         self,
-        transitions: Transitions,
+        settlement: Settlement,
         state: str,
         file: MessageFile,
         *,
@@ -51,8 +55,9 @@ class MessageView:
         forget: Callable[[str], None] | None = None,
     ) -> None:
         #: What dropq's own modules need to know of its queue.
-        self.context: QueueContext = transitions.context
-        self._transitions = transitions
+        self.context: QueueContext = settlement.context
+        self._settlement = settlement
+        self._records: RecordSettlement | None = None  # what settles it once its records are taken
         self._state = state
         self._file = file
         self._claim = claim  # None where it is not held, or not any more

@@ -20,10 +20,10 @@ from dropq.format.claims import Claim, claim_id
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle import early_acks
+from dropq.lifecycle import early_acks, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
 from dropq.policies.build import view_of
 from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
@@ -88,7 +88,7 @@ class Offers:
         deadline: Callable[[], int],
     ) -> None:
         self._context = context
-        self._transitions = Transitions(context)
+        self._moves = Moves(context)
         self._presence = presence
         self._owners = owners
         self._deadline = deadline
@@ -307,7 +307,7 @@ class Offers:
         if not has_expired(self._context, file):
             return False
         try:
-            self._transitions.expire_waiting(file)
+            self._moves.expire_waiting(file)
         except StorageError as error:
             log.warning("an expired message is passed over: %s", error)  # the others are as good as before
         return True
@@ -323,7 +323,7 @@ class Offers:
         """
         for route in self.routes.taking(file, claim.own_name):
             try:
-                self._transitions.route(claim, route.folder)
+                self._moves.route(claim, route.folder)
             except LeaseLost:
                 return True  # RACE: a sweep returned it; it was not delivered
             except StorageError as error:
@@ -340,12 +340,12 @@ class Offers:
         Returns:
             None where no route took it: it stays in target/, has expired, or another process moved it.
         """
-        _, own_name = self._transitions.next_delivery(file)
+        _, own_name = naming.next_delivery(self._context, file)
         for route in self.routes.taking(file, own_name):
             if self.expire(file):
                 return None
             try:
-                return None if self._transitions.route_waiting(file, route.folder) is None else route.name
+                return None if self._moves.route_waiting(file, route.folder) is None else route.name
             except StorageError as error:
                 if error.location is not None:
                     self.pass_over(file, error)
@@ -382,7 +382,7 @@ class Offers:
     def defer(self, file: MessageFile) -> bool:
         """Offer a file later that could not be claimed, if that is because somebody writes to it again."""
         with error_context(UNTOUCHED):
-            due = self._transitions.settles_at(file)
+            due = self._context.settling.settles_at(file)
         if due:
             self._target.unsettled[file.filename] = due
         return bool(due)

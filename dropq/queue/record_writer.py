@@ -382,7 +382,7 @@ class RecordWriter:
         if not takes:
             bundle.sent.append(Sent(bundle.id, False, ""))
             return
-        goal._transitions.stage(bundle.file, pack(self._format, bundle.records, head=self._head))
+        goal._outlet.stage(bundle.file, pack(self._format, bundle.records, head=self._head))
         goal._send_staged(bundle.sent, Sent(bundle.id, True, context.name), bundle.file, bundle.not_before)
 
     def _awaited(self, *, forget: bool = False) -> list[Future[Sent]]:

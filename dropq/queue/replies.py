@@ -14,7 +14,7 @@ from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import find_layout, open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.queue.lost_sends import lost_sends
 from dropq.queue.sender import Sender
 
@@ -45,8 +45,8 @@ class ReplyQueue(Sender):
         self._context = context
 
     @property
-    def _transitions(self) -> Transitions:
-        return Transitions(self._context)
+    def _outlet(self) -> Outlet:
+        return Outlet(self._context)
 
 
 def reply_queue(request: Request) -> Sender:

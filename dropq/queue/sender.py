@@ -19,8 +19,9 @@ from dropq.errors import DropqError, NoSuchQueue, QueueFull, StorageError
 from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.hints import hinting
+from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.policies.send_limits import SendLimits
 from dropq.storage import reading
 from dropq.storage.failures import storage_error
@@ -77,17 +78,17 @@ class Sender:
     _asks_at = 0.0
     #: Whether it waits where the queue makes senders wait; else it raises MustWait.
     _waits = True
-    #: The queue's transitions, once it is open.
-    _opened: Transitions | None = None
+    #: What sends, once the queue is open.
+    _opened: Outlet | None = None
 
     @property
-    def _transitions(self) -> Transitions:
+    def _outlet(self) -> Outlet:
         raise NotImplementedError
 
     @property
     def _goal(self) -> QueueContext:
         """The queue that messages are sent to: of a view on topics, the topic's."""
-        return self._transitions.context
+        return self._outlet.context
 
     @property
     def _overflow_goals(self) -> frozenset[str]:
@@ -161,9 +162,9 @@ class Sender:
             return letters._send(body, headers)
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
-        transitions = self._opened or self._transitions  # a queue that is refused is refused before all else
+        outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
         if headers == PLAIN and not self._marks:
-            message_id, not_before = transitions.context.root.ids.next(), 0
+            message_id, not_before = outlet.context.root.ids.next(), 0
             file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
             if time.monotonic() >= self._asks_at and not self._admit():
                 return Sent(message_id, False, "")
@@ -172,8 +173,8 @@ class Sender:
             if not file:
                 return Sent(message_id, False, "")
         data = body.encode() if isinstance(body, str) else body
-        distributed = transitions.send_new(file, data, not_before=not_before)
-        return Sent(message_id, True, transitions.context.name, distributed)
+        distributed = outlet.send_new(file, data, not_before=not_before)
+        return Sent(message_id, True, outlet.context.name, distributed)
 
     def send_json(self, value: object, **fields: Any) -> Sent:
         """Send a value as compact JSON in UTF-8, as class T.
@@ -267,7 +268,7 @@ class Sender:
             self._stage_batch(batch, staged)
             for file, (one, not_before) in list(staged.items()):
                 sent.append(one)  # first: an interrupt finds it there as soon as it is sent
-                if (distributed := self._transitions.send(file, not_before=not_before)) is not None:
+                if (distributed := self._outlet.send(file, not_before=not_before)) is not None:
                     sent[-1] = one._replace(distributed=distributed)
                 delayed.add(bool(not_before))
                 del staged[file]
@@ -285,7 +286,7 @@ class Sender:
             raise
         finally:
             for not_before in delayed:
-                self._transitions.sent(not_before=not_before)
+                self._outlet.sent(not_before=not_before)
 
     def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[Sent, int]]) -> None:
         context = self._goal
@@ -305,7 +306,7 @@ class Sender:
                     file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, context.name), not_before
-                self._transitions.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
+                self._outlet.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content as a message, with the file's own name in the property `filename`.
@@ -380,9 +381,9 @@ class Sender:
         staged, is_sent = adopted or f"{self._goal.layout.working}/{file}", False
         try:
             sent.append(one)  # first: an interrupt finds it there as soon as it is sent
-            distributed = self._transitions.send(file, not_before=not_before, adopted=adopted)
+            distributed = self._outlet.send(file, not_before=not_before, adopted=adopted)
             is_sent = True
-            self._transitions.sent(not_before=not_before)
+            self._outlet.sent(not_before=not_before)
             if distributed is not None:
                 sent[sent.index(one)] = one._replace(distributed=distributed)
         except BaseException as error:
@@ -452,8 +453,8 @@ class Sender:
             return
         with self._staged(file) as writing:
             yield writing
-        self._transitions.send(file, not_before=not_before)
-        self._transitions.sent(not_before=not_before)
+        self._outlet.send(file, not_before=not_before)
+        self._outlet.sent(not_before=not_before)
 
     @contextmanager
     def _staged(self, file: str) -> Iterator[IO[bytes]]:
@@ -461,8 +462,8 @@ class Sender:
         try:
             fd = store.create(path)
         except OSError as error:
-            raise self._transitions.not_sent(error) from error
-        writing = BufferedWriter(Draft(fd, self._transitions.not_sent))
+            raise self._outlet.not_sent(error) from error
+        writing = BufferedWriter(Draft(fd, self._outlet.not_sent))
         try:
             yield writing
             try:
@@ -472,7 +473,7 @@ class Sender:
                 writing.close()
                 store.await_whole(path, size)
             except OSError as error:
-                raise self._transitions.not_sent(error) from error
+                raise self._outlet.not_sent(error) from error
         except BaseException:
             with suppress(OSError, DropqError):  # closing says again what flushing said
                 writing.close()
@@ -498,8 +499,8 @@ class Sender:
         the `filename` of the file that is sent.
         """
         # First: a queue that is refused is refused before the clock writes its probe.
-        transitions = self._opened or self._transitions
-        context, chosen = transitions.context, headers.message_id is not None
+        outlet = self._opened or self._outlet
+        context, chosen = outlet.context, headers.message_id is not None
         if headers.message_id is not None:
             names.check_message_id(headers.message_id)
         known: dict[str, Any] = {"priority": headers.priority, "message_class": _class_of(body, headers)}
@@ -523,7 +524,7 @@ class Sender:
         if asks and time.monotonic() >= self._asks_at and not self._admit():
             return "", message_id, 0
         made = names.make(known)
-        made = context.sidecars.with_filename(transitions.unique(made, chosen=True) if chosen else made, filename)
+        made = context.sidecars.with_filename(naming.unique(made, chosen=True) if chosen else made, filename)
         return context.sidecars.fit(made), message_id, not_before
 
     def _admit_job(self, count: int) -> Sender | None:

@@ -25,7 +25,8 @@ from dropq.format.claims import BodyVersion, Claim, claim_id, claim_order
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import deliver_delayed
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.lease_renewer import renew_held
 from dropq.queue.message import Message, ack_all, extend_all
 from dropq.queue.verdicts import Verdicts, all_reasons, reject_bad
@@ -403,10 +404,10 @@ class Journal:
                 if key not in missing:
                     continue
                 if folder == context.layout.delayed:
-                    Transitions(context).deliver_delayed(file.filename)  # target/, which is next, then has it
+                    deliver_delayed(context, file.filename)  # target/, which is next, then has it
                     continue
                 deadline = lease_end(context.clock, self.lease)
-                claim = Transitions(context).claim(file, self._subscription._next_owner(), deadline, again=True)
+                claim = Claims(context).claim(file, self._subscription._next_owner(), deadline, again=True)
                 if claim is not None:
                     claim.body = bodies.get(key)
                     claimed[key] = self._subscription._adopt(claim)

@@ -32,7 +32,8 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
 from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import sync_settled
+from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
 from dropq.queue.offers import UNTOUCHED, CameBack, Offers
@@ -120,7 +121,7 @@ class Subscription:
         self.max_backlog = max_backlog
         self.lease = lease
         self._context = context
-        self._transitions = Transitions(context)
+        self._claims = Claims(context)
         self._settles_first = context.config.semantics == "at-most-once"
         self._expires = context.config.expiration is not None
         self._owners = claim_owners(self.id)
@@ -145,7 +146,7 @@ class Subscription:
             from dropq.queue.by_policy import Admission  # few queues have a policy
 
             self._admission = Admission(
-                policies, self._offers, self._transitions, owners=self._owners, deadline=self._deadline
+                policies, self._offers, self._claims, owners=self._owners, deadline=self._deadline
             )
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ class Subscription:
 
     def _adopt(self, claim: Claim) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
-        return self._hold(claim, self._transitions, None)
+        return self._hold(claim, self._claims, None)
 
     def _next(self, look: Callable[[], None] | None = None) -> Message | None:
         """Look for a message, one thread at a time, and no signal handler of that thread; return None once closed.
@@ -414,7 +415,7 @@ class Subscription:
                 if (self._expires or not file.plain) and offers.expire(file):
                     continue
                 try:
-                    claim = self._transitions.claim(file, next(self._owners), self._deadline())
+                    claim = self._claims.claim(file, next(self._owners), self._deadline())
                 except StorageError as error:
                     offers.pass_over(file, error)
                     continue
@@ -426,7 +427,7 @@ class Subscription:
                 if offers.routes.in_use and offers.route(file, claim):
                     continue
                 if not self._settles_first:
-                    return self._hold(claim, self._transitions, file)
+                    return self._hold(claim, self._claims, file)
                 if (message := self._settled_first(claim)) is not None:
                     return message
             if not offers.more(listings):
@@ -461,7 +462,7 @@ class Subscription:
         """Return the owner of the next claim: no two claims of any processes have the same."""
         return next(self._owners)
 
-    def _hold(self, claim: Claim, transitions: Transitions, file: MessageFile | None) -> Message:
+    def _hold(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
         """Return a claimed message, which counts as held.
 
         Args:
@@ -470,7 +471,7 @@ class Subscription:
         if file is None or file.filename != claim.own_name:
             file = self._context.sidecars.file(claim.filename)
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
-        message = Message(transitions, "processing", file, claim=claim, forget=self._forget)
+        message = Message(settlement, "processing", file, claim=claim, forget=self._forget)
         self._held[claim.owner] = message
         return message
 
@@ -491,20 +492,20 @@ class Subscription:
         claim.body = None  # it is archived before anybody reads it
         try:
             if context.config.history:
-                location = self._transitions.archive(claim, synced=False)
-                self._transitions.archived(
-                    location, "the message was not delivered, and lies in processed/: requeue it from there"
-                )
-                return SettledMessage(self._transitions, location, delivery=claim.number)
-            path = self._transitions.hold_privately(claim)
+                unsynced = dict[str, None]()
+                location = self._claims.archive(claim, later=unsynced)
+                fate = "the message was not delivered, and lies in processed/: requeue it from there"
+                sync_settled(context, *unsynced, location=location, fate=fate)
+                return SettledMessage(self._claims, location, delivery=claim.number)
+            path = self._claims.hold_privately(claim)
         except LeaseLost:
             return None  # RACE: a sweep returned it in between; it was not delivered
         except StorageError:
             with suppress(LeaseLost):  # it has left all the same, and the error says what is the matter
-                self._transitions.give_back(claim, counted=False, delay=0)
+                self._claims.give_back(claim, counted=False, delay=0)
             raise
         location = Location("processed", claim.own_name)
-        return SettledMessage(self._transitions, location, delivery=claim.number, kept=path)
+        return SettledMessage(self._claims, location, delivery=claim.number, kept=path)
 
     def _forget_lost(self) -> None:
         """Stop counting messages whose lease has run out: a sweep may have given them to somebody else."""
@@ -524,7 +525,7 @@ class Subscription:
         for claim in claims:
             if claim.owner not in owners:
                 with suppress(LeaseLost):
-                    self._transitions.give_back(claim, counted=False, delay=0)
+                    self._claims.give_back(claim, counted=False, delay=0)
                     returned += 1
         return returned
 
@@ -582,7 +583,7 @@ class Subscription:
         for claim in claims_of(self._context, self.id):
             lapsed = claim.has_lapsed(now)  # handed out, and forgotten as its lease ran out
             with suppress(LeaseLost):  # of others, an interrupt came between the claim and its hand-out
-                self._transitions.give_back(claim, counted=lapsed, delay=None if lapsed else 0)
+                self._claims.give_back(claim, counted=lapsed, delay=None if lapsed else 0)
 
     def __enter__(self) -> Subscription:
         return self

@@ -39,6 +39,11 @@ class Fate(NamedTuple):
     reason: str = ""
     details: Mapping[str, object] = {}
 
+    @property
+    def said(self) -> dict[str, object]:
+        """What is kept with the message."""
+        return {"detail": self.reason, **self.details}
+
 
 class Settled(NamedTuple):
     """A record that was settled and not acknowledged, with its place, its bytes, and what becomes of it."""
@@ -59,7 +64,8 @@ class Hand:
 
     Attributes:
         others: the records that were settled and not acknowledged, by number.
-        acked: how many were acknowledged.
+        acked, failed: how many were acknowledged, and how many failed or were rejected.
+        held_bytes: bytes of the others, which wait in memory.
     """
 
     def __init__(self, file: IO[bytes], body_format: str, *, first: int = 1, max_bytes: int = MAX_RECORD_BYTES) -> None:
@@ -68,7 +74,7 @@ class Hand:
         self._current: RawRecord | None = None  # the last that was taken, while it is the only one that is open
         self._open = OrderedDict[int, RawRecord]()  # a dict looks long for its first entry where many were removed
         self.others: dict[int, Settled] = {}
-        self.acked = 0
+        self.acked = self.failed = self.held_bytes = 0
         self._unreadable: Unreadable | None = None
         self._reader = RecordReader(file, body_format, first=first, max_bytes=max_bytes)
         self._records = iter(self._reader)
@@ -244,6 +250,8 @@ class Hand:
             if record is None or self._frozen:
                 return False
             self.others[number] = Settled(record[1], record[2], data, fate)
+            self.held_bytes += len(data)
+            self.failed += fate.verb != "nack"
             del self.open[number]
             return True
 

@@ -1,21 +1,18 @@
 """The settlement of a bundle by its records: one commit, after which each record is where it goes.
 
-The holder of a bundle settles it by the same verbs as any message. `RecordTransitions` takes the place of the queue's
-`Transitions` for this one claim: where some records were settled, a verb concerns what is left of them, and parts are
-staged, committed and moved as `dropq/staging/fan_out.py` says. Where none was settled, or all in one way, the verb is
-the one rename that it is for any message.
+The holder of a bundle settles it by the same verbs as any message, of the contract in `dropq/lifecycle/settlement.py`.
+Where some records were settled, a verb concerns what is left of them, and parts are staged, committed and moved as
+`dropq/staging/fan_out.py` says. Where none was settled, or all in one way, the verb is that of the queue's claims.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from time import monotonic
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, Unpack, cast
 
 from dropq.errors import Unavailable
 from dropq.format import names
@@ -23,9 +20,12 @@ from dropq.format.claims import Claim, Location
 from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
-from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.endings import delay_before, ending
-from dropq.lifecycle.transitions import BODY_CHANGED, LARGEST, Transitions
+from dropq.lifecycle import naming, reasons
+from dropq.lifecycle.claims import move_out
+from dropq.lifecycle.endings import Details, Goes, HowReturned, after_delivery, returned
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.naming import LARGEST
+from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.records.formats import pack
 from dropq.records.hand import Fate, Hand, Place, Settled
 from dropq.records.parts import copy_part
@@ -38,15 +38,6 @@ from dropq.storage.files import SYNCED_TOGETHER
 TOGETHER = 4
 #: Bytes that are written between two looks at the lease.
 STEP = 8 << 20
-
-
-class Goes(NamedTuple):
-    """Where a message goes: its name there, its state, and why it goes there if the state has reasons."""
-
-    name: Name
-    state: str
-    reason: str = ""
-    details: Mapping[str, object] = {}
 
 
 class Copied(NamedTuple):
@@ -65,11 +56,11 @@ class Part:
     body: bytes | Copied
 
 
-class RecordTransitions(Transitions):
+class RecordSettlement(Settlement):
     """Settles one claimed message by its records.
 
     Args:
-        context: the queue.
+        claims: what settles it as a whole.
         hand: its records.
         lease: seconds for which its lease is renewed while parts are written; None if it has none.
 
@@ -77,79 +68,63 @@ class RecordTransitions(Transitions):
         parts: what it was settled as; empty if it is not settled, or was by one rename.
     """
 
-    def __init__(self, context: QueueContext, hand: Hand, lease: float | None) -> None:
-        super().__init__(context)
+    def __init__(self, claims: Claims, hand: Hand, lease: float | None) -> None:
+        self.context = claims.context
         self.parts: list[OwnPart] = []
-        self._hand = hand
+        self.hand = hand
+        self._claims = claims
         self._lease = lease
         self._bundle_mark = names.random_hex(names.BUNDLE_MARK)
-        #: What takes its records, for its holder.
-        self.bundle: Any = None
 
     # -- the verbs of the message --------------------------------------------------------------------------------
 
-    def archive(self, claim: Claim, *, synced: bool = True) -> Location:
+    def archive(self, claim: Claim, *, later: dict[str, None] | None = None) -> Location:
         """Acknowledge what is not settled otherwise."""
-        with self._hand.frozen():
-            if self.is_changed(claim):
-                return self._set_changed_aside(claim)
-            if not self._hand.others:
-                return super().archive(claim, synced=synced)
+        with self.hand.frozen():
+            if self._is_changed(claim):
+                return self._claims.set_changed_aside(claim)
+            if not self.hand.others:
+                return self._claims.archive(claim, later=later)
             if (only := self._only_record()) is not None:
                 return self._settle_whole(claim, only.fate)
             return self._commit(claim, None)
 
-    def give_back(
-        self,
-        claim: Claim,
-        *,
-        cancel: bool = False,
-        counted: bool = True,
-        delay: float | None = None,
-        lapsed: str = "",
-        failure: Mapping[str, object] | None = None,
-    ) -> Location:
-        """Return what is left to target/, or to delayed/, as `Transitions.give_back` returns a message."""
-        with self._hand.frozen():
-            if not self._hand.is_settled:
-                return super().give_back(
-                    claim, cancel=cancel, counted=counted, delay=delay, lapsed=lapsed, failure=failure
-                )
-            if self._hand.left() is None:
+    def give_back(self, claim: Claim, **how: Unpack[HowReturned]) -> Location:
+        """Return what is left to target/, or to delayed/."""
+        with self.hand.frozen():
+            if not self.hand.is_settled:
+                return self._claims.give_back(claim, **how)
+            if self.hand.left() is None:
                 return self.archive(claim)
-            name = self._counted(claim, cancel=cancel, counted=counted)
-            goes = self._given_back(claim, name, cancel=cancel, counted=counted, delay=delay, failure=failure)
-            return self._commit(claim, goes)
+            return self._commit(claim, returned(self.context, claim, **how))
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
-        with self._hand.frozen():
-            return self.checkpoint(claim) if self._hand.is_settled else super().release(claim, counted=counted)
+        with self.hand.frozen():
+            return self.checkpoint(claim) if self.hand.is_settled else self._claims.release(claim, counted=counted)
 
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
-        with self._hand.frozen():
-            if self._hand.left() is None:
+        with self.hand.frozen():
+            if self.hand.left() is None:
                 return self.archive(claim)
-            return self._commit(claim, Goes(self._counted(claim, counted=False), "target"))
+            return self._commit(claim, Goes(naming.counted(self.context, claim, counted=False), "target"))
 
     def set_aside(
-        self,
-        claim: Claim,
-        state: str,
-        reason: str,
-        details: Mapping[str, object] | None = None,
-        *,
-        cancel: bool = False,
+        self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
     ) -> Location:
-        """Move what is left to error/ or expired/, as `Transitions.set_aside` moves a message."""
-        with self._hand.frozen():
-            if not self._hand.is_settled:
-                return super().set_aside(claim, state, reason, details, cancel=cancel)
-            if self._hand.left() is None:
+        """Move what is left to error/, to expired/, or to the dead-letter queue."""
+        with self.hand.frozen():
+            if not self.hand.is_settled:
+                return self._claims.set_aside(claim, state, reason, details, cancel=cancel)
+            if self.hand.left() is None:
                 return self.archive(claim)
-            name = self._counted(claim, cancel=cancel)
-            return self._commit(claim, Goes(name, state, reason, {**self._of(claim), **(details or {})}))
+            name = naming.counted(self.context, claim, cancel=cancel)
+            return self._commit(claim, Goes(name, state, reason, details or {}))
+
+    def extend(self, claim: Claim, deadline: int) -> Claim:
+        """Give the message's claim a new deadline."""
+        return self._claims.extend(claim, deadline)
 
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
         """Cut a bundle in two, as somebody died over it: each half waits for its first delivery.
@@ -160,10 +135,10 @@ class RecordTransitions(Transitions):
             first: the number of the first record.
         """
         number, place = at
-        with self._hand.frozen():
-            if self.is_changed(claim):
-                return self._set_changed_aside(claim)
-            name = self._counted(claim, counted=False)
+        with self.hand.frozen():
+            if self._is_changed(claim):
+                return self._claims.set_changed_aside(claim)
+            name = naming.counted(self.context, claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
             name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
             own = replace(name, first=_told(number), copy=names.copy_mark(name))
@@ -175,58 +150,30 @@ class RecordTransitions(Transitions):
 
     def _only_record(self) -> Settled | None:
         """Return the one record of a body that has no other, if it was settled without an ack."""
-        hand = self._hand
+        hand = self.hand
         if not hand.acked and not hand.open and len(hand.others) == 1 and hand.next is None:
             return next(iter(hand.others.values()))
         return None
 
     def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
         """Settle a message that has one record as the message that it is."""
-        plain = Transitions(self.context)
-        if fate.verb == "nack":
-            return plain.give_back(claim, cancel=True, delay=fate.delay)
-        details = {"detail": fate.reason, **fate.details}
-        if fate.verb == "fail":
-            return plain.give_back(claim, failure=details)
-        return plain.set_aside(claim, "error", "rejected", details)
+        if fate.verb == "reject":
+            return self._claims.set_aside(claim, "error", "rejected", fate.said)
+        return self._claims.give_back(claim, **_how(fate))
 
-    def _goes(self, claim: Claim, name: Name, fate: Fate) -> Goes:
+    def _goes(self, name: Name, fate: Fate) -> Goes:
         """Return where a record goes that became a message of a name."""
-        if fate.verb == "nack":
-            return self._given_back(claim, replace(name, cancels=1), cancel=True, delay=fate.delay)
-        details = {"detail": fate.reason, **fate.details}
-        if fate.verb == "fail":
-            return self._given_back(claim, name, failure=details)
-        return Goes(name, "error", "rejected", {**self._of(claim), **details})
-
-    def _given_back(
-        self,
-        claim: Claim,
-        name: Name,
-        *,
-        cancel: bool = False,
-        counted: bool = True,
-        delay: float | None = None,
-        failure: Mapping[str, object] | None = None,
-    ) -> Goes:
-        failed = failure is not None
-        if end := ending(self.context, name, failed=failed, cancel=cancel, counted=counted):
-            return Goes(name, end.state, end.reason, {**self._of(claim), **(failure or {})})
-        wait = delay_before(self.context, name) if delay is None else delay
-        if wait <= 0:
-            return Goes(replace(name, not_before=0), "target")
-        return Goes(replace(name, not_before=self._clock.now_ms() + int(wait * 1000)), "delayed")
-
-    def _of(self, claim: Claim) -> dict[str, object]:
-        return {"owner": claim.owner, "delivery": claim.number}
+        if fate.verb == "reject":
+            return Goes(name, "error", "rejected", fate.said)
+        return after_delivery(self.context, replace(name, cancels=int(fate.verb == "nack")), **_how(fate))
 
     # -- the commit ----------------------------------------------------------------------------------------------
 
     def _commit(self, claim: Claim, rest: Goes | None) -> Location:
         """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
-        hand = self._hand
-        if self.is_changed(claim):
-            return self._set_changed_aside(claim)
+        hand = self.hand
+        if self._is_changed(claim):
+            return self._claims.set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(hand.others.items())]
         if rest is None:
             return self._settle_as(claim, parts)
@@ -236,19 +183,19 @@ class RecordTransitions(Transitions):
         name = self._kept_in_order(claim, rest.name)
         goes = rest._replace(name=replace(name, first=_told(number), via=name.via if rest.state in WAITING else ""))
         heir = Part(goes, Copied(begin, None, empty))
-        if acked is not None and self._config.history:
+        if acked is not None and self.context.config.history:
             number, begin, end, empty = acked
-            name = replace(self._kept_in_order(claim, self._counted(claim)), first=_told(number), via="")
+            name = replace(self._kept_in_order(claim, naming.counted(self.context, claim)), first=_told(number), via="")
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         return self._settle_as(claim, [*parts, heir], heir=heir)
 
-    def is_changed(self, claim: Claim) -> bool:
+    def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""
-        return self._hand.is_changed(claim.path) or super().is_changed(claim)
+        return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""
-        name = self._sidecars.whole(self._counted(claim))
+        name = self.context.sidecars.whole(naming.counted(self.context, claim))
         since = name.since or name.timestamp or self._arrival(claim)
         name = Name(
             f"{name.id}-{number}",
@@ -268,8 +215,8 @@ class RecordTransitions(Transitions):
             copy=self._copy_mark(name),
             record=_told(number),
         )
-        body = pack(self._hand.format, [settled.data], head=self._hand.head)
-        return Part(self._goes(claim, name, settled.fate), body)
+        body = pack(self.hand.format, [settled.data], head=self.hand.head)
+        return Part(self._goes(name, settled.fate), body)
 
     def _kept_in_order(self, claim: Claim, name: Name) -> Name:
         """Return the name of a part that bears the bundle's id: it is coded, and keeps its place in the order."""
@@ -285,7 +232,7 @@ class RecordTransitions(Transitions):
         return names.copy_mark(name)
 
     def _arrival(self, claim: Claim) -> int:
-        return claim.arrival or self._move_out(claim, reading.changed_ms)
+        return claim.arrival or move_out(self.context, claim, reading.changed_ms)
 
     def _settle_as(self, claim: Claim, wanted: list[Part], heir: Part | None = None) -> Location:
         """Turn a claimed message into parts.
@@ -295,12 +242,12 @@ class RecordTransitions(Transitions):
             wanted: the parts.
             heir: the part that is left of the message; None if nothing is: then the message itself is archived.
         """
-        time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        time = self.context.clock.now_ms()
         parts = [self._own_part(number, part.goes) for number, part in enumerate(wanted)]
-        whole = self._counted(claim)
+        whole = naming.counted(self.context, claim)
         if heir is not None and heir.goes.name.via:
             whole = replace(whole, via="", copy=os.urandom(5).hex())  # what is left bears the credit
-        own_name = claim.own_name if whole.delivery_count == 1 and heir is None else self._sidecars.fit(whole)
+        own_name = claim.own_name if whole.delivery_count == 1 and heir is None else self.context.sidecars.fit(whole)
 
         def write(folder: str) -> None:
             self._write(claim, folder, list(zip(parts, wanted, strict=True)), time)
@@ -308,12 +255,12 @@ class RecordTransitions(Transitions):
         try:
             settle(self.context, claim, parts, write, own_name, "processed" if heir is None else "unlink")
         except Unavailable:
-            if self.is_changed(claim):
-                return self._set_changed_aside(claim)
+            if self._is_changed(claim):
+                return self._claims.set_changed_aside(claim)
             raise
         self.parts = self._sent_on(parts, wanted)
         if heir is None:
-            return Location("processed", own_name) if self._config.history else Location("removed", "")
+            return Location("processed", own_name) if self.context.config.history else Location("removed", "")
         left = self.parts[wanted.index(heir)]
         return Location(left.state, left.own_name)
 
@@ -324,58 +271,63 @@ class RecordTransitions(Transitions):
             for part, each in zip(parts, wanted, strict=True)
             if each.goes.state == DEAD_LETTER
         }
-        gone = Transitions(self.context).letters_from_error(letters) if letters else ()
+        gone = Moves(self.context).letters_from_error(letters) if letters else ()
         return [part._replace(state=DEAD_LETTER) if part.own_name in gone else part for part in parts]
 
     def _own_part(self, number: int, goes: Goes) -> OwnPart:
         # No other file has its name, so that whoever moves it makes the same of its reason.
-        name = goes.name if goes.name.mark else self.marked(goes.name)
+        name = goes.name if goes.name.mark else naming.marked(goes.name)
         state = "error" if goes.state == DEAD_LETTER else goes.state
-        return OwnPart(number, state, self._sidecars.fit(replace(name, copy="") if name.via else name))
+        return OwnPart(number, state, self.context.sidecars.fit(replace(name, copy="") if name.via else name))
 
-    def _write(self, claim: Claim, folder: str, parts: list[tuple[OwnPart, Part]], time: str) -> None:
+    def _write(self, claim: Claim, folder: str, parts: list[tuple[OwnPart, Part]], time: int) -> None:
         """Write the parts into a staged folder, with the reasons of those that have one."""
         self._renew(claim)
         began, copied = monotonic(), 0
         count = len(parts) + sum(bool(part.goes.reason) for _, part in parts)
-        with self._storage.together(folder, count if count < TOGETHER else max(count, SYNCED_TOGETHER)) as each:
+        with self.context.storage.together(folder, count if count < TOGETHER else max(count, SYNCED_TOGETHER)) as each:
             for own, part in parts:
                 path = f"{folder}/{own}"
                 if isinstance(part.body, bytes):
-                    self._storage.write_new(path, part.body, synced=each)
+                    self.context.storage.write_new(path, part.body, synced=each)
                 else:
                     copied += self._copy(claim, path, part.body, synced=each)
                 if part.goes.reason:
-                    known = {"name": own.own_name, "inode": reading.inode(path)}
-                    said = {**part.goes.details, "reason": part.goes.reason, "time": time, **known}
-                    content = json.dumps(said).encode()
-                    self._storage.write_new(f"{folder}/{own.reason}", content, synced=each)
-        self._storage.note_copy(copied, monotonic() - began)
+                    details = {"owner": claim.owner, "delivery": claim.number, **part.goes.details}
+                    why = reasons.why(part.goes.reason, details, time)
+                    content = reasons.content(why, own.own_name, reading.inode(path))
+                    self.context.storage.write_new(f"{folder}/{own.reason}", content, synced=each)
+        self.context.storage.note_copy(copied, monotonic() - began)
 
     def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> int:
         """Copy a part of the body to a new file; return the bytes that it has."""
-        hand = self._hand
-        file, place, fd = hand.file, hand.file.tell(), self._storage.create(path)
+        hand = self.hand
+        file, place, fd = hand.file, hand.file.tell(), self.context.storage.create(path)
         try:
             with open(fd, "wb", closefd=False) as target:
                 step = _Steps(target, lambda: self._renew(claim))
                 begin, end, empty = copied
                 copy_part(file, cast(IO[bytes], step), hand.format, head=hand.head, begin=begin, end=end, empty=empty)
             if synced:
-                self._storage.sync_file(fd)
+                self.context.storage.sync_file(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
         except ValueError as error:
             raise OSError(errno.EIO, f"{error}; {BODY_CHANGED}", claim.path) from error
         finally:
             os.close(fd)
             file.seek(place)
-        self._storage.await_whole(path, size)
+        self.context.storage.await_whole(path, size)
         return size
 
     def _renew(self, claim: Claim) -> None:
         """Renew the lease, so that it lasts while a step is written."""
         if claim.deadline and self._lease:
-            self.extend(claim, max(claim.deadline, lease_end(self._clock, self._lease)))
+            self._claims.extend(claim, max(claim.deadline, lease_end(self.context.clock, self._lease)))
+
+
+def _how(fate: Fate) -> HowReturned:
+    """Return how the delivery of a record ended that was given back, or failed."""
+    return {"cancel": True, "delay": fate.delay} if fate.verb == "nack" else {"failure": fate.said}
 
 
 def _told(number: int) -> int:

@@ -23,8 +23,9 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.giving import row_to
 from dropq.lifecycle.known_queues import copied_in, is_copied
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import Goal, own_mark
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse
 from dropq.routing.plans import Plan, Planner, Target
@@ -51,7 +52,7 @@ class Mover:
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
-        self._transitions = Transitions(context)
+        self._moves = Moves(context)
         self._planner = Planner(context)
         self.selectors = self._planner.selectors
         self._lock = PolicyLock(context)
@@ -82,11 +83,11 @@ class Mover:
         if not self.selectors.serves_waiting:
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
-            return not self._transitions.settles_at(file) and self._take(file)
+            return not self._context.settling.settles_at(file) and self._take(file)
 
     def _take(self, file: MessageFile) -> bool:
         if has_expired(self._context, file):
-            return self._transitions.expire_waiting(file)
+            return self._moves.expire_waiting(file)
         passed = dict[str, str]()
         while (plan := self._planner.plan(file, passed)).op in ("move", "bounce"):
             (one,), (target,) = plan.by, plan.targets
@@ -106,7 +107,7 @@ class Mover:
         """Move a message by a selector; return False if another process took it first, or why it stays."""
         try:
             if one.selector.op == "bounce":
-                return self._transitions.bounce(file, target.context) is not None
+                return self._moves.bounce(file, target.context) is not None
             return self._move(file, one, target)
         except (NoSuchQueue, ConfigError, Unavailable) as error:
             return str(error)
@@ -115,7 +116,7 @@ class Mover:
         """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
         if plan.reason == "no_return_address" and (why := plan.details.get("detail")):
             log.warning("queue %s: message %s is not bounced: %s", self._context.name, file.name.id, why)
-        self._transitions.to_dead_letter(file, plan.reason, plan.details)
+        self._moves.to_dead_letter(file, plan.reason, plan.details)
         return True
 
     # -- move --------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Mover:
                 copied = is_copied(self._context.layout.private, file.name)
                 one.spend(via, Credit(file.name.id, target.context.name, below, copied=copied))
             try:
-                gone = self._transitions.move_on(file, target.context, via) is None
+                gone = self._moves.move_on(file, target.context, via) is None
             except DropqError:
                 with suppress(OSError):  # of the look, whose error would hide this one
                     if reading.exists(f"{context.layout.target}/{file.filename}"):
@@ -157,7 +158,7 @@ class Mover:
 
     def _copy(self, file: MessageFile, plan: Plan) -> bool:
         """Make all copies of a message by one commit; return False if it stays."""
-        context, transitions = self._context, self._transitions
+        context, claims = self._context, Claims(self._context)
         try:
             to = {(receiver := self._receiver(target)).token: (receiver, target) for target in plan.targets}
             receivers, targets = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
@@ -166,13 +167,13 @@ class Mover:
         except DropqError as error:
             self.held_by = f"its copies wait: {error}"
             return False
-        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
+        claim = claims.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:
             return True  # RACE: a consumer or another router took it
         copied, back = self._copied_names(file, claim, mark)
         archived = plan.is_last and not self._planner.unroutable.has_subscriptions
         try:
-            renew = Renewal(transitions, claim)
+            renew = Renewal(claims, claim)
             for receiver in receivers:
                 make_known(context.layout, receiver, context.storage)
 
@@ -193,11 +194,11 @@ class Mover:
             with suppress(LeaseLost):
                 if isinstance(error, DropqError | OSError) and set_closed_aside(context, claim):
                     return True
-                transitions.give_back(claim, counted=False, delay=delay)
+                claims.give_back(claim, counted=False, delay=delay)
             raise
         if done is None:
             with suppress(LeaseLost):
-                transitions.give_back(claim, counted=False, delay=0)
+                claims.give_back(claim, counted=False, delay=0)
             return True
         self.moved.update(plan.selectors)
         return True

@@ -24,9 +24,9 @@ from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import refuse_away
+from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import vias_in_transit
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, words
 from dropq.policies.lock import PolicyLock
@@ -299,7 +299,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
         if not locked:
             raise Unavailable(f"another process keeps the lock of a queue above {source.name}; the message stays")
         under = said.below[0] if said.below else None
-        if Transitions(context).return_to(folder, file, source, under, copied=said.copied) is None:
+        if Moves(context).return_to(folder, file, source, under, copied=said.copied) is None:
             return False
     credits.give_back(source, via)
     return True
@@ -348,8 +348,7 @@ def _bring_back(
             if not locked:
                 return None
             under = said.below[0] if said.below else None
-            transitions = Transitions(found.context)
-            moved = transitions.return_to(found.folder, found.file, context, under, copied=said.copied)
+            moved = Moves(found.context).return_to(found.folder, found.file, context, under, copied=said.copied)
         if moved is not None:
             for upper, credit in found.above:
                 credits.give_back(upper, credit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from dropq.format.claims import Claim
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.storage.clock import lease_end
 
 #: Seconds that the claim lasts of who copies a message, where no lock shows that it lives.
@@ -18,13 +18,13 @@ LEASE = 60.0
 class Renewal:
     """Renews a claim that was just made, or renewed, for `LEASE` seconds."""
 
-    def __init__(self, transitions: Transitions, claim: Claim) -> None:
-        self._transitions = transitions
+    def __init__(self, claims: Claims, claim: Claim) -> None:
+        self._claims = claims
         self._claim = claim
         self._began = time.monotonic()
 
     def __call__(self) -> None:
         """Renew the claim, if a third of its lease is over; call this often."""
         if (now := time.monotonic()) - self._began >= LEASE / 3:
-            self._transitions.extend(self._claim, lease_end(self._transitions.context.clock, LEASE))
+            self._claims.extend(self._claim, lease_end(self._claims.context.clock, LEASE))
             self._began = now

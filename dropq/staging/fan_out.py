@@ -37,9 +37,11 @@ from dropq.format.staged import (
     part_name,
     part_of,
 )
+from dropq.lifecycle import naming
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
+from dropq.lifecycle.settlement import Claims
 from dropq.staging.named import is_named
 from dropq.staging.receivers import (
     Receiver,
@@ -174,7 +176,7 @@ def set_closed_aside(context: QueueContext, claim: Claim) -> bool:
         return False
     own = context.sidecars.parse(claim.own_name).id
     log.warning("queue %s: message %s goes to error/: %s", context.name, own, UNREADABLE)
-    Transitions(context).set_aside(claim, "error", "unreadable", {"detail": UNREADABLE})
+    Claims(context).set_aside(claim, "error", "unreadable", {"detail": UNREADABLE})
     return True
 
 
@@ -220,7 +222,7 @@ def _commit_parts(
     is_tried = False
     try:
         _stage(context, folder, staged.came_from, write)
-        if Transitions(context).is_changed(claim):
+        if Claims(context).is_changed(claim):
             _withdraw(context, folder)
             raise Unavailable(f"{claim.path}: somebody writes to it, so its copies were not sent; {outcome}")
         is_tried = True
@@ -382,7 +384,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts 
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     if staged is None:
         _unlink_if_ended(context, whole, committed.own_name, committed.end)
-    Transitions(context).end_whole(whole, committed.own_name, committed.end)
+    end_whole(context, whole, committed.own_name, committed.end)
     if committed.end == "target":
         storage.sync(layout.target)
     try:
@@ -544,7 +546,7 @@ class _Mover:
             if was_brought_back(source) and _lies_in(folders, source, self._context, part.own_name):
                 self._context.storage.unlink(source)
                 return True
-        Transitions(self._context).end_part(source, part.state, part.own_name, f"{self._folder}/{part.reason}")
+        end_part(self._context, source, part.state, part.own_name, f"{self._folder}/{part.reason}")
         return True
 
     def _has_arrived(self, source: str, receiver: Receiver, own_name: str) -> bool:
@@ -558,7 +560,7 @@ class _Mover:
         with suppress(FileExistsError):
             if receiver.take(source, own_name, storage):
                 return
-        copy = Transitions(self._context).copy_name(self._context.sidecars.parse(own_name))
+        copy = naming.copy_name(self._context, self._context.sidecars.parse(own_name))
         receiver.take_as(source, copy, storage)
 
     def _find(self, token: str) -> Receiver | None:
@@ -582,7 +584,7 @@ class _Mover:
         if not reading.exists(source):
             return True  # RACE: another roll-forward moved it
         receiver = token if identity is None else identity.path
-        Transitions(self._context).set_part_aside(source, own_name, "receiver_gone", {"receiver": receiver})
+        set_part_aside(self._context, source, own_name, "receiver_gone", {"receiver": receiver})
         log.warning("receiver %s is gone: its copy of %s is in error/", receiver, own_name)
         return True
 

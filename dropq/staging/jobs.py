@@ -26,9 +26,10 @@ from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Storag
 from dropq.format import names
 from dropq.format.escapes import encode
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX, STATES
+from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import into_target, sent_to
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Draft, refuse_links
@@ -608,7 +609,7 @@ def _send_all(context: QueueContext, goal: QueueContext, folder: str, listed: Ma
         apart = {file for file in files if is_apart(file)} | seen.intersection(files)
         for file in apart:
             name = goal.sidecars.parse(file)
-            destination = Transitions(goal).sent_to(name.not_before)
+            destination = sent_to(goal, name.not_before)
             destinations.add(destination)
             own = file
             if name.meta and not is_own:
@@ -636,9 +637,8 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
         if reading.exists(source):
             raise  # the folder of the destination is missing
         return None  # RACE: another roll-forward was first
-    transitions = Transitions(context)
     name = context.sidecars.parse(os.path.basename(destination))
-    transitions.into_target(source, transitions.unique(name, chosen=True))
+    into_target(context, source, naming.unique(name, chosen=True))
 
 
 def _drop(context: QueueContext, folder: str) -> bool:

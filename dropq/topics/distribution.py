@@ -22,11 +22,13 @@ from dropq.errors import DropqError, LeaseLost, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle import naming
 from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.settlement import Claims
 from dropq.policies.build import view_of
 from dropq.policies.routes import Routes
 from dropq.staging.copies import LEASE, Renewal
@@ -60,7 +62,7 @@ class Distributor:
 
     def __init__(self, context: QueueContext) -> None:
         self.context = context
-        self._transitions = Transitions(context)
+        self._claims = Claims(context)
         shared = reading.is_shared(context.layout.base)
         self._feeds = Feeds(context, shared=shared)
         self._routes = Routes(context)
@@ -260,7 +262,7 @@ class Distributor:
         return "" if found is None or found.allowed else found.detail
 
     def _expired(self, file: MessageFile) -> bool:
-        return has_expired(self.context, file) and self._transitions.expire_waiting(file)
+        return has_expired(self.context, file) and Moves(self.context).expire_waiting(file)
 
     def _hold(self, why: str) -> None:
         self.held_by = why
@@ -301,7 +303,7 @@ class Distributor:
                 raise
             asked, chosen = [], []  # a filter cannot read it: so it is claimed for that to be found again
         self._show()
-        claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
+        claim = self._claims.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
             return None
         try:
@@ -326,7 +328,7 @@ class Distributor:
             with suppress(LeaseLost):
                 if isinstance(error, DropqError | OSError) and set_closed_aside(self.context, claim):
                     return True
-                self._transitions.give_back(claim, counted=False, delay=0)
+                self._claims.give_back(claim, counted=False, delay=0)
             raise
 
     def _show(self) -> None:
@@ -347,7 +349,7 @@ class Distributor:
         """Distribute a claimed message; `asked` are the feeds that were looked at before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
         if has_expired(self.context, claimed):
-            self._transitions.set_aside(claim, "expired", "time_limit")
+            self._claims.set_aside(claim, "expired", "time_limit")
             return True
         if self._routes.in_use and self._is_routed(claim):
             return True
@@ -361,10 +363,10 @@ class Distributor:
                 new = [feed for feed in standing if id(feed) not in known]
                 chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
             if not chosen:
-                self._transitions.archive_uncounted(claim)
+                self._claims.archive_uncounted(claim)
                 return True
             if not names.tells_time(own_name) and any(feed.context.sidecars.ignored(own_name) for feed in chosen):
-                own_name = self._transitions.coded(own_name, claim.arrival or reading.changed_ms(claim.path))
+                own_name = naming.coded(self.context, own_name, claim.arrival or reading.changed_ms(claim.path))
             if names.sidecar_of(own_name):
                 for feed in chosen:
                     feed.context.sidecars.make_known()
@@ -379,7 +381,7 @@ class Distributor:
         waited = MessageFile(claim.own_name, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
         for route in self._routes.taking(waited, claim.own_name):
             try:
-                self._transitions.route(claim, route.folder)
+                Moves(self.context).route(claim, route.folder)
                 self.routed[route.name] += 1
             except StorageError as error:
                 if error.location is not None:
@@ -424,7 +426,7 @@ class Distributor:
             size = len(small) if small is not None else reading.regular_size(claim.path) or 0
             if small is not None and len(parts) <= COPIES_AT_ONCE and len(parts) * size <= AT_ONCE:
                 return storage.write_all(folder, parts, [small] * len(parts), at=at, times=times)
-            renew = Renewal(self._transitions, claim)
+            renew = Renewal(self._claims, claim)
             step = 1 if small is None else max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1)
             for begin in range(0, len(parts), step):
                 some = parts[begin : begin + step]

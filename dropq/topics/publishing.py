@@ -14,13 +14,13 @@ from dropq.errors import NoSuchQueue
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.topics.distribution import Distributor
 from dropq.topics.views import is_view
 
 
-class Publishing(Transitions):
-    """The transitions of what is published to one topic."""
+class Publishing(Outlet):
+    """What sends to one topic: it publishes."""
 
     def __init__(self, context: QueueContext) -> None:
         super().__init__(context)
@@ -76,7 +76,7 @@ class Publishing(Transitions):
         return distributor
 
 
-def outlet(context: QueueContext) -> Transitions:
+def outlet(context: QueueContext) -> Outlet:
     """Return what sends to a queue: of a topic, or of a view's topic, what publishes.
 
     Raises:
@@ -86,7 +86,7 @@ def outlet(context: QueueContext) -> Transitions:
         return Publishing(context)
     if is_view(context):
         return Publishing(open_target(context.root, context))
-    return Transitions(context)
+    return Outlet(context)
 
 
 def open_target(root: RootContext, view: QueueContext) -> QueueContext:

@@ -22,8 +22,9 @@ from dropq.format.layout import SETTLED, WAITING, WITH_REASON
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.browsing import browse
 from dropq.queue.message import Message
 from dropq.staging import fan_out
@@ -133,7 +134,7 @@ def requeue(
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}{way}")
     goal = to or context
     passage = Passage(context, goal)
-    act = partial(_requeue, Transitions(context), goal=goal, keep_expiration=keep_expiration)
+    act = partial(_requeue, Moves(context), goal=goal, keep_expiration=keep_expiration)
     return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
 
 
@@ -152,9 +153,9 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
     return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
-def _requeue(transitions: Transitions, message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+def _requeue(moves: Moves, message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
     def act(folder: str) -> str | None:
-        return transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+        return moves.requeue(folder, message.file, goal, keep_expiration=keep_expiration)
 
     return _without_reason(message, act)
 
@@ -216,7 +217,7 @@ def _requeue_whole(
         if wanted is None or not known.isdisjoint(wanted):
             found |= known
             bundles.setdefault((bundle, joining.came(message) if bundle else message.file), []).append(message)
-    act = partial(_requeue, Transitions(context), goal=context, keep_expiration=keep_expiration)
+    act = partial(_requeue, Moves(context), goal=context, keep_expiration=keep_expiration)
     done = f"requeued to {context.name}"
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
@@ -284,14 +285,14 @@ def _requeue_to_origin(
     dry_run: bool,
 ) -> Iterator[Outcome]:
     wanted, found = _wanted(ids), set[str]()
-    run, transitions = partial(each, context, state, dry_run=dry_run), Transitions(context)
+    run, moves = partial(each, context, state, dry_run=dry_run), Moves(context)
     for message, goal in _each_with_origin(context, state, filter, wanted):
         found |= {message.id, message.name, message.file}
         if isinstance(goal, DropqError):
             yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {goal}")
             continue
         passage = Passage(context, goal)
-        act = partial(_requeue, transitions, goal=goal, keep_expiration=keep_expiration)
+        act = partial(_requeue, moves, goal=goal, keep_expiration=keep_expiration)
         yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
@@ -370,10 +371,10 @@ def move(
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
     """
-    passage, transitions = Passage(context, to), Transitions(context)
+    passage, moves = Passage(context, to), Moves(context)
 
     def act(message: Message) -> str | None:
-        return _without_reason(message, lambda folder: transitions.move(folder, message.file, to))
+        return _without_reason(message, lambda folder: moves.move(folder, message.file, to))
 
     return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
 
@@ -432,21 +433,21 @@ def expire(
     messages = [message for one in states for message in select(context, one, ids=wanted, filter=filter)]
 
     def act(message: Message) -> str | None:
-        return "" if _expire(Transitions(context), message) else None
+        return "" if _expire(context, message) else None
 
     return each(context, "/, ".join(states), messages, wanted=wanted, act=act, done="expired", dry_run=dry_run)
 
 
-def _expire(transitions: Transitions, message: Message) -> bool:
-    context, reason = transitions.context, "forced_expire"
+def _expire(context: QueueContext, message: Message) -> bool:
+    reason = "forced_expire"
     file = context.sidecars.file(message.file, context.layout.folder(message.state))
     if message.state != "processing":
-        return transitions.expire_waiting(file, reason, message.state)
+        return Moves(context).expire_waiting(file, reason, message.state)
     claim = file.claim
     if claim is None or not claim.ours:  # of a script, or of a DropboxMQ client
         claim = Claim.foreign(file.filename, file.folder, file.delivery_count + 1)
     try:
-        transitions.set_aside(claim, "expired", reason)
+        Claims(context).set_aside(claim, "expired", reason)
     except LeaseLost:
         return False  # RACE: its holder, or a sweep, was first
     return True
@@ -464,7 +465,7 @@ def purge(
     """Remove messages for good."""
 
     def act(message: Message) -> str | None:
-        return "" if Transitions(context).remove(state, message.file) else None
+        return "" if Moves(context).remove(state, message.file) else None
 
     return _each(context, state, ids, filter, act, "removed", dry_run, older_than)
 
@@ -478,13 +479,13 @@ def prune(
     dry_run: bool = False,
 ) -> Iterator[Outcome]:
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
-    transitions, done = Transitions(context), "would be removed" if dry_run else "removed"
+    done = "would be removed" if dry_run else "removed"
     with context.error_context("what is not reported as removed was not touched"):
         if state == "target":
             _wait_for_recovery(context)
         for file in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
             if file is not None:
-                yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
+                yield Outcome(Message(Claims(context), state, context.sidecars.file(file)).id, file, True, done)
 
 
 def _wait_for_recovery(context: QueueContext) -> None:

@@ -38,9 +38,9 @@ from dropq.format.credits import may_have_via
 from dropq.format.joining import DRAFT, DROPPED, WHOLE, JoiningFolder
 from dropq.format.layout import STATES, WITH_REASON
 from dropq.format.names import Name
-from dropq.lifecycle import credits
+from dropq.lifecycle import credits, naming
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import into_target
 from dropq.queue.message import Message
 from dropq.records.formats import LARGEST_RECORD, LENGTH, Unreadable, beginning, format_of
 from dropq.records.reader import BLOCK, RecordReader
@@ -140,7 +140,7 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
                 f"{first.file} is {first.body_format}, and {part.file} is {part.body_format}: parts of several formats "
                 f"make no bundle, requeue them without --whole; {APART}"
             )
-    name = Transitions(context).name_of_whole(first.file, first.bundle, first.number, keep_expiration=keep_expiration)
+    name = naming.name_of_whole(context, first.file, first.bundle, first.number, keep_expiration=keep_expiration)
     with error_context(APART):
         context.storage.make_folder(context.layout.joining)
         owner = os.urandom(8).hex()
@@ -402,7 +402,7 @@ def _move_back(context: QueueContext, path: str, state: str) -> None:
         if reading.inode(path) == reading.inode(f"{folder}/{file}"):  # a power cut brought the other name back
             context.storage.unlink(path)
         else:
-            copy = Transitions(context).copy_name(context.sidecars.parse(file))
+            copy = naming.copy_name(context, context.sidecars.parse(file))
             context.storage.rename(path, f"{folder}/{copy}")
 
 
@@ -420,7 +420,7 @@ def _go_on(context: QueueContext, folder: str) -> None:
         storage.sync(folder)  # and no part comes back once the whole has left
         if was_brought_back(whole) and _is_sent(context, whole):
             storage.unlink(whole)
-        Transitions(context).into_target(whole, context.sidecars.parse(known.own_name), unique=True)
+        into_target(context, whole, context.sidecars.parse(known.own_name), unique=True)
         storage.sync(folder)
         _clear(context, folder, WHOLE)
 

@@ -15,8 +15,9 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding
 from dropq.staging import fan_out
@@ -64,7 +65,7 @@ def _begin_again(topic: QueueContext) -> None:
     """
     for claim in claims_in(topic):
         with suppress(LeaseLost):
-            Transitions(topic).give_back(claim, counted=False, delay=0)
+            Claims(topic).give_back(claim, counted=False, delay=0)
     rolled = fan_out.sweep(topic)
     if rolled.refused:
         raise StorageError(
@@ -94,7 +95,7 @@ def _fill(context: QueueContext, topic: QueueContext, point: str) -> int:
         if wants is not None and not wants(file):
             continue
         seen.add(archived.message)
-        count += Transitions(topic).copy_archived(archived.file, context) is not None
+        count += Moves(topic).copy_archived(archived.file, context) is not None
     return count
 
 

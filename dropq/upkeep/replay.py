@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from datetime import date
 
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Message
 from dropq.upkeep.archived import checked, since
 from dropq.upkeep.bulk import Outcome, each, select
@@ -45,7 +46,7 @@ def replay(
     messages = _chosen(context, checked(start), wanted, filter)
 
     def act(message: Message) -> str | None:
-        return Transitions(context).replay(message.file, goal)
+        return Moves(context).replay(message.file, goal)
 
     done = f"replayed to {goal.name}"
     return each(context, "processed", messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
@@ -60,10 +61,10 @@ def _chosen(context: QueueContext, point: str, ids: list[str] | None, filter: st
     if ids is not None or filter is not None:
         chosen = {message.file for message in select(context, "processed", ids=ids, filter=filter)}
     seen: set[Hashable] = set()
-    transitions = Transitions(context)
+    settlement = Claims(context)
     asked = [archived for archived in since(context, point) if chosen is None or archived.file in chosen]
     wholes = {archived.message for archived in asked}
     for archived in asked:
         if archived.message not in seen and archived.bundle not in wholes:
             seen.add(archived.message)
-            yield Message(transitions, "processed", context.sidecars.file(archived.file))
+            yield Message(settlement, "processed", context.sidecars.file(archived.file))

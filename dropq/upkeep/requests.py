@@ -46,7 +46,7 @@ class Reply(SettledMessage):
     __slots__ = ("_body",)
 
     def __init__(self, message: Message) -> None:
-        super().__init__(message._transitions, Location("removed", message.name), delivery=message.delivery_count)
+        super().__init__(message._settlement, Location("removed", message.name), delivery=message.delivery_count)
         self._body = message.body
         _ = self.id  # reads the name, and perhaps a file, while they are there
 

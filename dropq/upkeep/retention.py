@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
 from dropq.storage import reading
 
 
@@ -116,5 +116,5 @@ def _remove(context: QueueContext, state: str, file: str, changed: int) -> bool:
     """Remove a file; return False if it is gone, or if another has come under its name since it was looked at."""
     path = f"{context.layout.folder(state)}/{file}"
     with suppress(FileNotFoundError):
-        return reading.changed_ms(path) == changed and Transitions(context).remove(state, file)
+        return reading.changed_ms(path) == changed and Moves(context).remove(state, file)
     return False

@@ -26,11 +26,11 @@ from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import cut, forget
+from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.transfers import in_transit
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies import routes, selectors
 from dropq.routing import registry
 from dropq.routing.looks import all_credits
@@ -228,7 +228,7 @@ def _send_off(gone: QueueContext, state: str, entry: os.DirEntry[str], letters: 
     if letters is None:
         return False
     try:
-        Transitions(gone).to_dead_letter(gone.sidecars.file(file), REASON, state=state)
+        Moves(gone).to_dead_letter(gone.sidecars.file(file), REASON, state=state)
     except DropqError as error:
         log.warning("queue %s: message %s is no dead letter: %s", gone.name, file, error)
         return False

@@ -27,9 +27,11 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delivers, is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.holders import hold_of, is_over
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.sending import deliver_delayed
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.transfers import other_host, stalled
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.build import view_of
 from dropq.policies.wanted import deciding
@@ -490,13 +492,13 @@ def _returned(
         report: counts what could not be returned.
         claim: the claim.
         died: its holder is dead, or lost its lease.
-        lapsed: as for `Transitions.give_back`.
+        lapsed: as for `Claims.give_back`.
     """
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
     claim.died = died and is_death(context, claim)
     delay = None if is_death(context, claim) else 0
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).give_back(claim, counted=delivers(context, claim), delay=delay, lapsed=lapsed)
+        Claims(context).give_back(claim, counted=delivers(context, claim), delay=delay, lapsed=lapsed)
         return True
     return False
 
@@ -505,14 +507,14 @@ def _distributed_by_hand(context: QueueContext, report: SweepReport, claim: Clai
     """Move what another program claimed in a topic to error/: its copies may have reached some receivers."""
     claim.exact = True
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).set_aside(claim, "error", "foreign_claim")
+        Claims(context).set_aside(claim, "error", "foreign_claim")
         return True
     return False
 
 
 def _set_aside_expired(context: QueueContext, report: SweepReport, claim: Claim) -> bool:
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).set_aside(claim, "expired", "time_limit")
+        Claims(context).set_aside(claim, "expired", "time_limit")
         return True
     return False
 
@@ -532,7 +534,7 @@ def _deliver_delayed(context: QueueContext, report: SweepReport) -> list[int]:
             later.append(due)
             continue
         with _passing_over(context, report, entry.name):
-            report.delayed += Transitions(context).deliver_delayed(entry.name)
+            report.delayed += deliver_delayed(context, entry.name)
     return later
 
 
@@ -608,14 +610,14 @@ def _drop_unwanted(context: QueueContext, report: SweepReport) -> Iterator[None]
         return
     with _passing_over(context, report, "its filter"):
         wants = deciding(context.config.filter, context, "target", context)
-        transitions, owners = Transitions(context), claim_owners(f"filter-{secrets.token_hex(5)}")
+        claims, owners = Claims(context), claim_owners(f"filter-{secrets.token_hex(5)}")
         for file in view_of(context).files():
             yield
             if wants(file) is False and (
-                claim := transitions.claim(file, next(owners), lease_end(context.clock, UNWANTED_LEASE))
+                claim := claims.claim(file, next(owners), lease_end(context.clock, UNWANTED_LEASE))
             ):
                 with suppress(LeaseLost):
-                    transitions.archive_uncounted(claim)
+                    claims.archive_uncounted(claim)
                     report.unwanted += 1
 
 
@@ -638,7 +640,7 @@ def _expire(context: QueueContext, report: SweepReport) -> Iterator[None]:
                 file.arrival = reading.changed_ms(entry.path)
             if has_expired(context, file):
                 with _passing_over(context, report, entry.name):
-                    report.expired += Transitions(context).expire_waiting(file)
+                    report.expired += Moves(context).expire_waiting(file)
 
 
 def _clear_leftovers(context: QueueContext, report: SweepReport) -> Iterator[None]:

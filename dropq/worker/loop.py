@@ -26,7 +26,7 @@ from dropq.errors import LeaseLost
 from dropq.format.layout import WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
-from dropq.lifecycle.transitions import BODY_CHANGED
+from dropq.lifecycle.settlement import BODY_CHANGED
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, Record, utc
 from dropq.storage.watch import RESCAN
@@ -515,11 +515,11 @@ def records_of(message: Message, parts: Iterable[OwnPart]) -> Iterator[tuple[Nam
 
 def _records_by_handler(message: Message) -> list[Outcome]:
     """Return how the records count that a handler of messages did not acknowledge."""
-    bundle = getattr(message._transitions, "bundle", None)
-    if bundle is None:
+    settlement = message._records
+    if settlement is None:
         return []
-    states = {name.record: state for name, state in records_of(message, bundle.parts)}
-    others = bundle.hand.others.items()
+    states = {name.record: state for name, state in records_of(message, settlement.parts)}
+    others = settlement.hand.others.items()
     return [record_outcome(settled.fate.verb, states.get(number, message.state)) for number, settled in others]
 
 

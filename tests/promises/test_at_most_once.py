@@ -12,7 +12,7 @@ from helpers import FRESH, VERBS, Clock, Make, base, reopened, take, where
 
 from dropq import LeaseLost, StorageError
 from dropq.format.claims import Claim
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.storage.files import Storage
 
 
@@ -58,16 +58,16 @@ def test_an_at_most_once_message_swept_before_it_was_delivered_goes_back(
 ) -> None:
     queue = make(timing=FRESH, semantics="at-most-once", history=history, lease_period="1s")
     queue.send(b"a")
-    claim = Transitions.claim
+    claim = Claims.claim
 
-    def slow(transitions: Transitions, *args: Any) -> Claim | None:
-        monkeypatch.setattr(Transitions, "claim", claim)
+    def slow(transitions: Claims, *args: Any) -> Claim | None:
+        monkeypatch.setattr(Claims, "claim", claim)
         held = claim(transitions, *args)
         clock.advance(2)
         assert reopened(queue).sweep().lapsed == 1
         return held
 
-    monkeypatch.setattr(Transitions, "claim", slow)
+    monkeypatch.setattr(Claims, "claim", slow)
     assert queue.receive() is None
     assert where(queue) == {"target": [b"a"]}
     message = take(queue)

@@ -23,7 +23,6 @@ from dropq.format.claims import Claim
 from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
 from dropq.queue.stream_journal import check_semantics
@@ -229,9 +228,11 @@ def test_a_sweep_passes_over_a_share_that_was_settled_since_it_was_listed(tmp_pa
     clock = Clock()
     queue = with_barrier(tmp_path, clock=clock)
 
+    give_back = Shares.give_back
+
     def give_back_what_is_settled(self: Shares, held: Claim) -> object:
         os.rename(held.path, folder(queue) / "acked" / held.filename)
-        return Transitions.give_back(self, held)
+        return give_back(self, held)
 
     with queue.subscribe(lease_period="10s") as one:
         assert given(one).body == b"sync"

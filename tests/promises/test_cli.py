@@ -34,7 +34,9 @@ from dropq.cli import main as cli
 from dropq.cli.messages import Sending
 from dropq.cli.shell import DelayedInterrupt
 from dropq.format.layout import ALL_STATES
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.sending import Outlet
+from dropq.lifecycle.settlement import Claims
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -1273,12 +1275,12 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type | ModuleType, name:
 @pytest.mark.parametrize(
     ("kind", "name", "at"),
     [
-        (Transitions, "stage", 3),
-        (Transitions, "send", 1),
-        (Transitions, "send", 1000),
-        (Transitions, "send", 1700),
+        (Outlet, "stage", 3),
+        (Outlet, "send", 1),
+        (Outlet, "send", 1000),
+        (Outlet, "send", 1700),
         (Storage, "rename", 1234),
-        (Transitions, "sent", 2),
+        (Outlet, "sent", 2),
         (Queue, "_send_into", 1),
         (Sending, "_print", 1),
         (Sending, "_print", 1000),
@@ -1302,14 +1304,14 @@ def test_ctrl_c_in_a_send_of_files_tells_how_many_were_sent(
     files = [str(tmp_path / name) for name in "abc"]
     for file in files:
         Path(file).write_text("x")
-    interrupting(monkeypatch, *((Storage, "create") if name == "stage" else (Transitions, name)), at=2)
+    interrupting(monkeypatch, *((Storage, "create") if name == "stage" else (Outlet, name)), at=2)
     done = run("send", "q", *files)
     assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
     assert sorted(done.out.split()) == sorted(message.id for message in q.browse())
     assert len(done.out.split()) == sent
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Storage, "adopt"), (Transitions, "send"), (Storage, "unlink")])
+@pytest.mark.parametrize(("kind", "name"), [(Storage, "adopt"), (Outlet, "send"), (Storage, "unlink")])
 def test_ctrl_c_in_a_move_of_files_leaves_each_where_it_was_or_says_that_it_was_sent(
     run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, name: str
 ) -> None:
@@ -1417,9 +1419,7 @@ def test_claims_that_nobody_is_told_of_are_given_back(root: Root, q: Queue, out:
     assert [(message.body, message.delivery_count) for message in q.browse()] == [(b"1", 0), (b"2", 0), (b"3", 0)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "at"), [(Transitions, "claim", 2), (Message, "size", 2), (Message, "size", 3)]
-)
+@pytest.mark.parametrize(("kind", "name", "at"), [(Claims, "claim", 2), (Message, "size", 2), (Message, "size", 3)])
 def test_ctrl_c_in_a_receive_gives_back_what_was_not_printed(
     run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int
 ) -> None:
@@ -1449,7 +1449,7 @@ def test_an_interrupted_move_tells_how_many_were_moved_and_where_the_rest_is(
 ) -> None:
     other = root.create_queue("other", durability="none")
     q.send_many([b"x"] * 50)
-    interrupting(monkeypatch, Transitions, "move", at=at)
+    interrupting(monkeypatch, Moves, "move", at=at)
     done = run("move", "q", "other", "--all", "--yes")
     told = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
     assert (done.code, done.err) == (130, told)

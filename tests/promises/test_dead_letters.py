@@ -24,7 +24,8 @@ from dropq import ConfigError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Q
 from dropq.cli import main as cli
 from dropq.format.claims import Location
 from dropq.lifecycle.known_queues import forget
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.sending import Outlet
 from dropq.storage import exclusive_rename, files
 from dropq.upkeep import bulk
 
@@ -275,7 +276,7 @@ def test_a_letter_that_a_script_moves_back_has_the_limits_of_its_queue_again(roo
 def test_a_letter_of_a_letter_names_the_last_queue(root: Root) -> None:
     letters = five_times(root, max_deliveries=1, dead_letter_queue="more", exhausted="dead-letter")
     more = root.create_queue("more")
-    assert Transitions(letters.context).to_dead_letter(only(letters)._file, "unroutable") is not None
+    assert Moves(letters.context).to_dead_letter(only(letters)._file, "unroutable") is not None
     assert (only(more).origin, only(more).dead_letter_reason) == ("letters", "unroutable")
 
 
@@ -379,11 +380,11 @@ def test_a_message_that_waits_becomes_a_letter_without_a_claim(root: Root, state
     orders, letters = root.create_queue("orders"), root.queue("letters")
     orders.send(b"a", delay="1h" if state == "delayed" else None)
     message = only(orders, state)
-    location = Transitions(orders.context).to_dead_letter(message._file, "unroutable", state=state)
+    location = Moves(orders.context).to_dead_letter(message._file, "unroutable", state=state)
     assert location == Location("dead-letter", only(letters).file)
     assert (only(letters).origin, only(letters).dead_letter_reason) == ("orders", "unroutable")
     assert only(letters).delivery_count == 0 and only(letters).not_before is None
-    assert Transitions(orders.context).to_dead_letter(message._file, "unroutable", state=state) is None
+    assert Moves(orders.context).to_dead_letter(message._file, "unroutable", state=state) is None
 
 
 def test_a_message_that_waits_and_has_no_dead_letter_queue_goes_to_error(tmp_path: Path) -> None:
@@ -391,10 +392,10 @@ def test_a_message_that_waits_and_has_no_dead_letter_queue_goes_to_error(tmp_pat
     orders = root.create_queue("orders")
     orders.send(b"a")
     file = only(orders)._file
-    location = Transitions(orders.context).to_dead_letter(file, "unroutable", {"detail": "nobody takes it"})
+    location = Moves(orders.context).to_dead_letter(file, "unroutable", {"detail": "nobody takes it"})
     assert location == Location("error", file.filename)
     assert only(orders, "error").reason["detail"] == "nobody takes it; no dead_letter_queue is set"
-    assert Transitions(orders.context).to_dead_letter(file, "unroutable") is None
+    assert Moves(orders.context).to_dead_letter(file, "unroutable") is None
 
 
 # -- a send to a queue that does not exist -----------------------------------------------------------------------------
@@ -480,9 +481,9 @@ def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, letters = root.create_queue("q"), root.queue("letters")
-    send, sends = Transitions.send, 0
+    send, sends = Outlet.send, 0
 
-    def goes(self: Transitions, file: str, **options: Any) -> bool | None:
+    def goes(self: Outlet, file: str, **options: Any) -> bool | None:
         nonlocal sends
         sends += 1
         if sends == 3:
@@ -490,7 +491,7 @@ def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
             os.rename(queue.layout.home, f"{root.path}/.away")
         return send(self, file, **options)
 
-    monkeypatch.setattr(Transitions, "send", goes)
+    monkeypatch.setattr(Outlet, "send", goes)
     sent = queue.send_many([b"a", b"b", b"c", b"d"])
     assert [each.delivered_to for each in sent] == ["q", "q", "letters", "letters"]
     assert where(letters) == {"target": [b"c", b"d"]}
@@ -499,13 +500,13 @@ def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
 
 def test_a_stream_that_was_read_when_its_queue_goes_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = root.create_queue("q")
-    send = Transitions.send
+    send = Outlet.send
 
-    def goes(self: Transitions, file: str, **options: Any) -> bool | None:
+    def goes(self: Outlet, file: str, **options: Any) -> bool | None:
         Root(root.path).delete_queue("q", force=True)
         return send(self, file, **options)
 
-    monkeypatch.setattr(Transitions, "send", goes)
+    monkeypatch.setattr(Outlet, "send", goes)
     with pytest.raises(NoSuchQueue, match="was not sent"):
         queue.send_file(io.BytesIO(b"a"))
     assert where(root.queue("letters")) == {}
@@ -879,7 +880,7 @@ def exhausted(root: Root) -> None:
 
 def unroutable(root: Root) -> None:
     orders = root.queue("orders")
-    Transitions(orders.context).to_dead_letter(only(orders)._file, "unroutable")
+    Moves(orders.context).to_dead_letter(only(orders)._file, "unroutable")
 
 
 LONG = {"correlation_id": "c" * 120, "reply_to": "replies"}

@@ -16,8 +16,8 @@ from helpers import FRESH, Clock, Make, base, drop, make_queue, reopened, take, 
 from dropq import LeaseLost, Message, Queue, StorageError
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -314,14 +314,14 @@ def test_what_cannot_be_archived_stays_and_is_told_when_nothing_else_waits(
     queue.ack(id, defer=True)
     send_as(queue, id, b"a")
     queue.send(b"b")
-    archive = Transitions.archive
+    archive = Claims.archive
 
-    def refused(self: Transitions, *args: object, **options: object) -> None:
+    def refused(self: Claims, *args: object, **options: object) -> None:
         raise StorageError("no space left; the message stays", errno=errno.ENOSPC)
 
-    monkeypatch.setattr(Transitions, "archive", refused)
+    monkeypatch.setattr(Claims, "archive", refused)
     assert take(queue).body in (b"a", b"b"), "one that can be had is had"
-    monkeypatch.setattr(Transitions, "archive", archive)
+    monkeypatch.setattr(Claims, "archive", archive)
     assert sorted(chain.from_iterable(where(queue).values())) == [b"a", b"b"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers import VERBS, Make, RecordingOs, base, make_queue, where
 
 from dropq import Message, Sent, StorageError
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
 from dropq.storage.mounts import Mount
@@ -179,7 +179,7 @@ def test_an_interrupt_before_the_rename_leaves_the_senders_file_where_it_was(
 
     queue = make_queue(tmp_path / "root")
     (tmp_path / "file").write_bytes(b"x")
-    monkeypatch.setattr(Transitions, "send", interrupted)
+    monkeypatch.setattr(Outlet, "send", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         queue.send_file(tmp_path / "file", move=move)
     assert (tmp_path / "file").read_bytes() == b"x"

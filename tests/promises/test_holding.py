@@ -16,8 +16,8 @@ from dropq import DropqError, LeaseLost, Message, StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 
 
@@ -116,7 +116,7 @@ def test_who_brings_a_lapsed_lease_back_leaves_one_alone_that_was_renewed_since_
     listed.exact = True
     message.extend("1m")
     with pytest.raises(LeaseLost):
-        Transitions(queue.context).give_back(listed)
+        Claims(queue.context).give_back(listed)
     message.ack()
     assert where(queue) == {"processed": [b"a"]}
 
@@ -166,11 +166,11 @@ def test_once_it_is_closed_nothing_is_reached_for_also_where_its_view_is_fresh(
     subscription.close()
     reached: list[MessageFile] = []
 
-    def claim(self: Transitions, waiting: MessageFile, *args: object, **options: object) -> Claim | None:
+    def claim(self: Claims, waiting: MessageFile, *args: object, **options: object) -> Claim | None:
         reached.append(waiting)
         return None
 
-    monkeypatch.setattr(Transitions, "claim", claim)
+    monkeypatch.setattr(Claims, "claim", claim)
     for receive in (subscription.receive, lambda: subscription.receive(5), lambda: subscription.receive_many(2)):
         with pytest.raises(DropqError, match="is closed"):
             receive()

@@ -14,7 +14,7 @@ from helpers import FRESH, Clock, Make, reopened, take, where
 
 from dropq import ConfigError, LeaseLost, Root, StorageError
 from dropq.format.claims import Claim
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.storage.files import Storage
 
 
@@ -60,13 +60,13 @@ def test_a_sweep_that_saw_a_lease_lapse_leaves_it_when_its_holder_renews_it_in_t
     queue.send(b"a")
     message = take(queue)
     clock.advance(6)
-    give_back = Transitions.give_back
+    give_back = Claims.give_back
 
-    def late(transitions: Transitions, held: Claim, **options: Any) -> object:
+    def late(transitions: Claims, held: Claim, **options: Any) -> object:
         message.extend("60s")  # RACE: between the sweep's listing and its rename
         return give_back(transitions, held, **options)
 
-    monkeypatch.setattr(Transitions, "give_back", late)
+    monkeypatch.setattr(Claims, "give_back", late)
     assert reopened(queue).sweep().lapsed == 0
     assert where(queue) == {"processing": [b"a"]}
     message.ack()
@@ -78,15 +78,15 @@ def test_two_sweeps_at_once_count_a_delivery_once(make: Make, clock: Clock, monk
     queue.send(b"a")
     take(queue)
     clock.advance(6)
-    give_back = Transitions.give_back
+    give_back = Claims.give_back
     others: list[int] = []
 
-    def after_another(transitions: Transitions, held: Claim, **options: Any) -> object:
-        monkeypatch.setattr(Transitions, "give_back", give_back)
+    def after_another(transitions: Claims, held: Claim, **options: Any) -> object:
+        monkeypatch.setattr(Claims, "give_back", give_back)
         others.append(reopened(queue).sweep().lapsed)
         return give_back(transitions, held, **options)
 
-    monkeypatch.setattr(Transitions, "give_back", after_another)
+    monkeypatch.setattr(Claims, "give_back", after_another)
     assert queue.sweep().lapsed == 0
     assert others == [1]
     assert take(queue).delivery_count == 2
@@ -167,14 +167,14 @@ def test_an_interrupt_between_a_claim_and_its_hand_out_leaves_no_message_behind(
 ) -> None:
     queue = make(semantics=semantics)
     queue.send(b"a")
-    claim = Transitions.claim
+    claim = Claims.claim
 
-    def interrupted(transitions: Transitions, *args: Any) -> Claim | None:
+    def interrupted(transitions: Claims, *args: Any) -> Claim | None:
         claim(transitions, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transitions, "claim", interrupted)
+        patch.setattr(Claims, "claim", interrupted)
         with pytest.raises(KeyboardInterrupt), queue.subscribe() as subscription:
             subscription.receive()
     assert where(queue) == {"target": [b"a"]}

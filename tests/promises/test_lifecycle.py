@@ -29,9 +29,11 @@ from helpers import (
 from dropq import DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle import naming
 from dropq.lifecycle.expiry import expires_at, expires_by_arrival, has_expired, may_expire
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.sending import into_target
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -561,9 +563,9 @@ def test_a_message_that_is_removed_takes_its_reason_with_it(tmp_path: Path) -> N
     take(queue).reject("no")
     (message,) = queue.browse("error")
     assert len(reasons(base(queue))) == 1
-    assert Transitions(queue.context).remove("error", message.file)
+    assert Moves(queue.context).remove("error", message.file)
     assert (where(queue), reasons(base(queue))) == ({}, [])
-    assert not Transitions(queue.context).remove("error", message.file)
+    assert not Moves(queue.context).remove("error", message.file)
 
 
 def test_a_copy_that_cannot_be_staged_is_told_and_is_not_taken_for_a_message_that_has_gone(tmp_path: Path) -> None:
@@ -571,10 +573,10 @@ def test_a_copy_that_cannot_be_staged_is_told_and_is_not_taken_for_a_message_tha
     queue.send(b"a")
     take(queue).ack()
     (name,) = names_in(queue, "processed")
-    assert Transitions(queue.context).replay(f"{name}0", queue.context) is None
+    assert Moves(queue.context).replay(f"{name}0", queue.context) is None
     os.rmdir(base(queue) / "working")
     with pytest.raises(StorageError, match="the message was not sent"):
-        Transitions(queue.context).replay(name, queue.context)
+        Moves(queue.context).replay(name, queue.context)
     assert where(queue) == {"processed": [b"a"]}
 
 
@@ -583,10 +585,10 @@ def test_what_cannot_go_back_as_target_is_gone_is_told_and_stays(tmp_path: Path)
     queue.send(b"a")
     take(queue).reject("no")
     (name,) = names_in(queue, "error")
-    assert Transitions(queue.context).requeue(queue.layout.error, f"{name}0", queue.context) is None
+    assert Moves(queue.context).requeue(queue.layout.error, f"{name}0", queue.context) is None
     shutil.rmtree(base(queue) / "target")
     with pytest.raises(NoSuchQueue, match="was not moved"):
-        Transitions(queue.context).requeue(queue.layout.error, name, queue.context)
+        Moves(queue.context).requeue(queue.layout.error, name, queue.context)
     assert where(queue) == {"error": [b"a"]}
 
 
@@ -606,7 +608,7 @@ def test_an_archive_that_may_not_be_entered_is_told_and_its_messages_are_not_tak
         patch.setattr(Storage, "copy", closed)
         patch.setattr(os, "lstat", lambda path, **more: closed() if "/processed/" in str(path) else lstat(path, **more))
         with pytest.raises(StorageError, match=r"Permission denied.*the message was not sent"):
-            Transitions(queue.context).replay(name, queue.context)
+            Moves(queue.context).replay(name, queue.context)
     assert where(queue) == {"processed": [b"a"]}
 
 
@@ -622,7 +624,7 @@ def test_a_message_that_cannot_be_moved_to_expired_is_told_and_stays(
 
     monkeypatch.setattr(Storage, "move", refused)
     with pytest.raises(StorageError, match=r"Input/output error.*the message stays in target/"):
-        Transitions(queue.context).expire_waiting(MessageFile(name))
+        Moves(queue.context).expire_waiting(MessageFile(name))
     assert (where(queue), reasons(base(queue))) == ({"target": [b"a"]}, [])
 
 
@@ -645,11 +647,11 @@ def test_an_ack_is_durable_whether_a_history_is_kept_or_not(
 
 
 def test_a_name_within_the_budget_is_claimed_as_it_is_and_a_longer_one_is_written_anew(tmp_path: Path) -> None:
-    transitions = Transitions(make_queue(tmp_path).context)
+    context = make_queue(tmp_path).context
     rest = "...JMS_dropq_notBeforeL=1"
     within = f"{PLAIN}..{'x' * (names.NAME_BUDGET - len(f'{PLAIN}..{rest}'))}{rest}"
-    assert transitions.next_delivery(MessageFile(within)) == (1, within)
-    _, file = transitions.next_delivery(MessageFile(within.replace("xx", "xxx", 1)))
+    assert naming.next_delivery(context, MessageFile(within)) == (1, within)
+    _, file = naming.next_delivery(context, MessageFile(within.replace("xx", "xxx", 1)))
     assert "notBefore" not in file
 
 
@@ -659,7 +661,7 @@ def test_a_foreign_file_that_comes_back_keeps_the_time_at_which_it_came(tmp_path
     source.touch()
     came = reading.changed_ms(str(source))
     context = queue.context
-    file = Transitions(context).into_target(str(source), context.sidecars.parse("report.csv"))
+    file = into_target(context, str(source), context.sidecars.parse("report.csv"))
     assert file is not None
     assert context.sidecars.parse(file).since == came
 

@@ -14,7 +14,7 @@ from dropq.format.claims import Claim
 from dropq.lifecycle import claims as claims_module
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import ack_all
 from dropq.queue.stream_journal import Journal
 
@@ -112,7 +112,7 @@ def renew_elsewhere(queue: Queue, messages: list[Message]) -> None:
     owners = {message.owner for message in messages}
     for claim in list(claims_in(queue.context)):
         if claim.owner in owners:
-            Transitions(queue.context).extend(claim, claim.deadline + 1)
+            Claims(queue.context).extend(claim, claim.deadline + 1)
 
 
 def test_messages_that_another_process_renewed_are_found_among_the_lost_ones(

@@ -18,8 +18,8 @@ from helpers import FRESH, Clock, base, make_queue, names_in, processed, reopene
 
 from dropq import LeaseLost, StorageError, work
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.policies.backlog import Backlog
 from dropq.policies.receive_policies import RECHECK, TURN_RECHECK
 from dropq.storage.files import Storage
@@ -240,13 +240,13 @@ def test_a_message_that_cannot_be_claimed_keeps_none_behind_it_back(
     queue = make_queue(tmp_path, max_backlog=10)
     first = queue.send(b"too long").id
     queue.send_many([b"1", b"2"])
-    claim = Transitions.claim
+    claim = Claims.claim
 
-    def refused(self: Transitions, file: MessageFile, *args: Any, **options: Any) -> Any:
+    def refused(self: Claims, file: MessageFile, *args: Any, **options: Any) -> Any:
         if first in file.filename:
             raise StorageError("no room for the name", errno=errno.ENAMETOOLONG)
         return claim(self, file, *args, **options)
 
-    monkeypatch.setattr(Transitions, "claim", refused)
+    monkeypatch.setattr(Claims, "claim", refused)
     with queue.subscribe(max_backlog=None) as subscription:
         assert [message.body for message in subscription.receive_many(2)] == [b"1", b"2"]

@@ -13,7 +13,7 @@ from children import unprivileged
 from helpers import Clock, Make, archive, base, drop, reopened, where
 
 from dropq import StorageError, work
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 
 
 def put_a_file_for(folder: Path) -> None:
@@ -67,13 +67,13 @@ def test_receive_many_returns_what_it_claimed_before_a_claim_failed(
     queue = make()
     for body in (b"1", b"2", b"3"):
         queue.send(body)
-    claim, claims = Transitions(queue.context).claim, iter([True, True])
+    claim, claims = Claims(queue.context).claim, iter([True, True])
 
-    def failing(_: Transitions, *args: Any) -> Any:
+    def failing(_: Claims, *args: Any) -> Any:
         if next(claims, False):
             return claim(*args)
         raise StorageError("the third one fails")
 
     with queue.subscribe(max_backlog=3) as subscription:
-        monkeypatch.setattr(Transitions, "claim", failing)
+        monkeypatch.setattr(Claims, "claim", failing)
         assert [message.body for message in subscription.receive_many(3)] == [b"1", b"2"]

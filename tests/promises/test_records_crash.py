@@ -20,7 +20,7 @@ from torture.table import Row
 from dropq import LeaseLost
 from dropq.format.claims import Location
 from dropq.records.hand import Hand
-from dropq.records.settlement import RecordTransitions
+from dropq.records.settlement import RecordSettlement
 from dropq.staging import fan_out
 
 
@@ -123,15 +123,15 @@ def test_parts_that_are_withdrawn_after_the_commit_are_seen(tmp_path: Path, monk
 def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = RecordTransitions._settle_as
+    settle = RecordSettlement._settle_as
 
-    def silent(self: RecordTransitions, claim: Any, wanted: Any, heir: Any = None) -> Location:
+    def silent(self: RecordSettlement, claim: Any, wanted: Any, heir: Any = None) -> Location:
         try:
             return settle(self, claim, wanted, heir)
         except LeaseLost:
             return Location("target", claim.own_name)
 
-    monkeypatch.setattr(RecordTransitions, "_settle_as", silent)
+    monkeypatch.setattr(RecordSettlement, "_settle_as", silent)
     assert tried(tmp_path, "settle each", meeting="a sweep that takes the living for dead").wrong
 
 

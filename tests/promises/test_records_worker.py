@@ -14,7 +14,7 @@ from helpers import died, drop, make_queue, take, until, where
 from workers import Working, counted, reason_in
 
 from dropq import Message, Queue, Reject, Retry, work
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Bundle, Record
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.worker import records as by_records
@@ -358,7 +358,7 @@ def test_until_empty_leaves_what_was_lost_and_comes_back_to_others(queue: Queue,
     def handler(message: Message) -> None:
         seen.append(message.body)
         assert message._claim is not None
-        Transitions(queue.context).give_back(message._claim, delay=0)  # as a sweep does
+        Claims(queue.context).give_back(message._claim, delay=0)  # as a sweep does
 
     drop(queue, name, b"first")
     assert counted(work(queue, handler, until_empty=True)) == {"lost": 1}

@@ -24,7 +24,7 @@ from helpers import take as taken
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
 from dropq.cli import main as cli
 from dropq.lifecycle.credits import spent
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.policies import selectors
 from dropq.routing import Serving, mover, registry, router
 from dropq.routing.looks import Looks
@@ -822,7 +822,7 @@ def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None
     source.add_selector("audit", op="copy", to="audit")
     source.send("a")
     dies = mock.patch.object(mover, "fan_out", side_effect=KeyboardInterrupt)
-    with dies, mock.patch.object(Transitions, "give_back"), pytest.raises(KeyboardInterrupt):
+    with dies, mock.patch.object(Claims, "give_back"), pytest.raises(KeyboardInterrupt):
         source.route()
     (held,) = files(Path(source.layout.processing))
     owner, _, rest = held.partition(",")

@@ -24,7 +24,8 @@ from torture.table import Row
 from dropq import Queue, Root, StorageError
 from dropq.format.credits import Via, via_of
 from dropq.lifecycle import credits
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.settlement import Claims
 from dropq.routing import looks, registry
 from dropq.staging import fan_out
 from dropq.storage import reading
@@ -82,13 +83,13 @@ def tried(tmp_path: Path, name: str, *, meeting: str = "", many: int = 30) -> Ro
 def test_a_credit_that_is_freed_before_its_message_is_settled_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = Transitions.archive
+    archive = Claims.archive
 
-    def early(self: Transitions, claim: Any, *args: Any, **options: Any) -> Any:
-        self._free(claim.own_name)
+    def early(self: Claims, claim: Any, *args: Any, **options: Any) -> Any:
+        credits.free(self.context, claim.own_name)
         return archive(self, claim, *args, **options)
 
-    monkeypatch.setattr(Transitions, "archive", early)
+    monkeypatch.setattr(Claims, "archive", early)
     wrong = tried(tmp_path, "ack under two credits").wrong
     assert any("is free, and" in line for line in wrong), wrong
 
@@ -107,16 +108,16 @@ def test_credits_below_that_nobody_frees_are_seen(tmp_path: Path, monkeypatch: p
 def test_a_message_that_is_moved_before_its_credit_is_made_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spend, move_on = credits.spend, Transitions.move_on
+    spend, move_on = credits.spend, Moves.move_on
     late: list[Any] = []
 
-    def moved_first(self: Transitions, *args: Any) -> Any:
+    def moved_first(self: Moves, *args: Any) -> Any:
         moved = move_on(self, *args)
         spend(*late.pop())
         return moved
 
     monkeypatch.setattr(credits, "spend", lambda *args: late.append(args))
-    monkeypatch.setattr(Transitions, "move_on", moved_first)
+    monkeypatch.setattr(Moves, "move_on", moved_first)
     wrong = tried(tmp_path, "move further", meeting="a sweep", many=1).wrong
     assert any("is free, and" in line for line in wrong), wrong
 
@@ -275,14 +276,14 @@ def test_a_message_that_cannot_be_moved_holds_no_other(
     first, second, _ = chained
     for body in ("bad", "good"):
         first.send(body, properties={"body": body})
-    move_on = Transitions.move_on
+    move_on = Moves.move_on
 
-    def refused(self: Transitions, file: Any, *args: Any) -> Any:
+    def refused(self: Moves, file: Any, *args: Any) -> Any:
         if "bad" in file.filename:
             raise StorageError("refused; the message stays in target/")
         return move_on(self, file, *args)
 
-    monkeypatch.setattr(Transitions, "move_on", refused)
+    monkeypatch.setattr(Moves, "move_on", refused)
     with pytest.raises(StorageError, match="refused"):
         first.route()
     assert (bodies(first), bodies(second), len(spent(first))) == ([b"bad"], [b"good"], 1)
@@ -302,7 +303,7 @@ def test_a_refused_call_of_a_router_is_an_error_of_dropq_that_says_where_the_mes
         if verb == "unlink":
             unlink = mock.Mock(side_effect=chain([OSError(errno.EIO, os.strerror(errno.EIO))], repeat(True)))
             refusing.setattr(Storage, "unlink", unlink)
-            refusing.setattr(Transitions, "move_on", lambda *_: None)  # as where a consumer was first
+            refusing.setattr(Moves, "move_on", lambda *_: None)  # as where a consumer was first
             assert first.route() == {}
         else:
             refusing.setattr(credits, "spent", refused)

@@ -11,7 +11,7 @@ import pytest
 from helpers import VERBS, Make, gone_mount, take, where
 
 from dropq import StorageError, Unavailable
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.storage.files import Storage
 
 
@@ -95,13 +95,13 @@ def test_a_moved_file_stays_where_it_is_when_its_queue_goes(
     queue = make()
     source = tmp_path / "source"
     source.write_bytes(b"the only copy")
-    send = Transitions.send
+    send = Outlet.send
 
-    def late(self: Transitions, *args: Any, **options: Any) -> Any:
+    def late(self: Outlet, *args: Any, **options: Any) -> Any:
         os.rename(queue.layout.home, tmp_path / "gone")
         return send(self, *args, **options)
 
-    monkeypatch.setattr(Transitions, "send", late)
+    monkeypatch.setattr(Outlet, "send", late)
     with pytest.raises(Unavailable, match="nothing was sent"):
         queue.send_file(source, move=True)
     assert source.read_bytes() == b"the only copy"

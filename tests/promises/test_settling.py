@@ -22,7 +22,6 @@ from dropq import Message, Queue, Root, work
 from dropq.format.claims import split_receipt
 from dropq.lifecycle import settling
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.queue.stream_journal import Journal
 
 #: Consumers look at each file each time, and files settle as they do by default.
@@ -115,10 +114,10 @@ def test_a_memory_that_is_full_forgets_the_oldest_file_alone(
     context = queue.context
     for name in ("a.csv", "b.csv", "c.csv"):
         put(queue, name)
-        assert Transitions(context).settles_at(context.sidecars.file(name))
+        assert context.settling.settles_at(context.sidecars.file(name))
     clock.advance(LATER)
     put(queue, "d.csv")
-    waiting = {name for name in "dcba" if Transitions(context).settles_at(context.sidecars.file(f"{name}.csv"))}
+    waiting = {name for name in "dcba" if context.settling.settles_at(context.sidecars.file(f"{name}.csv"))}
     assert waiting == {"a", "d"}
 
 

@@ -49,7 +49,7 @@ from dropq import (
 )
 from dropq.config.load import check_file
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage.files import Storage
@@ -1057,17 +1057,17 @@ def test_a_recovery_that_was_cut_short_is_begun_again_and_nothing_leaves_target_
     topic = root.create_topic("a")
     for body in (b"1", b"2", b"3"):
         topic.publish(body)
-    real = Transitions.copy_archived
+    real = Moves.copy_archived
     left = [1]
 
-    def dying(self: Transitions, *args: Any) -> str | None:
+    def dying(self: Moves, *args: Any) -> str | None:
         if not left:
             raise StorageError("the power was cut")
         left.pop()
         return real(self, *args)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Transitions, "copy_archived", dying)
+        broken.setattr(Moves, "copy_archived", dying)
         with pytest.raises(StorageError, match="power"):
             topic.create_subscription("s", client_id="c", recovery_point="epoch")
         copies = opened(root).queue("a/s.c")

@@ -28,7 +28,6 @@ from dropq.api import Topic
 from dropq.config.load import validate_options
 from dropq.lifecycle import claims, known_queues
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transitions import Transitions
 from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
 from dropq.storage.files import Storage
@@ -770,7 +769,7 @@ def test_a_roll_forward_syncs_the_receivers_that_another_one_moved_copies_to(
         """Stand in for what a process does not come to that dies after it has moved the last copy."""
 
     with monkeypatch.context() as dying:
-        for stopped, verb in ((fan_out._Mover, "sync"), (Transitions, "end_whole"), (Storage, "remove_folder")):
+        for stopped, verb in ((fan_out._Mover, "sync"), (fan_out, "end_whole"), (Storage, "remove_folder")):
             dying.setattr(stopped, verb, nothing)
         published.publish(b"copied")
     assert bodies(audit) == [b"copied"]

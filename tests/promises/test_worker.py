@@ -19,7 +19,7 @@ from workers import Working, counted, reason_in
 
 import dropq
 from dropq import Message, Queue, Reject, Retry, StorageError, Subscription, work
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.storage import watch
 from dropq.worker import loop
 from dropq.worker.command import Command
@@ -361,7 +361,7 @@ def test_a_refusing_file_system_ends_the_worker_and_loses_nothing(
     def refuse(*args: object) -> None:
         raise StorageError("No space left on device; the message stays in processing/")
 
-    monkeypatch.setattr(Transitions, "archive", refuse)
+    monkeypatch.setattr(Claims, "archive", refuse)
     with pytest.raises(StorageError, match="No space left"):
         work(queue, lambda message: None)
     assert where(queue) == {"target": [b"a", b"b"]}

@@ -12,7 +12,7 @@ import pytest
 from helpers import Clock, base, drop, until, where
 
 from dropq import Queue, Root, StorageError
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
 
@@ -175,7 +175,7 @@ def test_a_late_ack_that_the_disk_refuses_leaves_its_message_where_it_waits(
         consumers.deliver = lambda: None  # type: ignore[method-assign]
         until(lambda: where(queue) == {"target": [b"0"]}, "the end of its time")
         read = counting(serving)
-        monkeypatch.setattr(Transitions, "archive", refuse)
+        monkeypatch.setattr(Claims, "archive", refuse)
         ack(consumer, late)
         until(lambda: read, "the late ack to be read")
         assert where(queue) == {"target": [b"0"]}

@@ -31,7 +31,7 @@ from helpers import Clock, drop, other_file_system, timed
 from dropq import DropqError, Message, NoSuchQueue, Queue, QueueExists, Root, Subscription
 from dropq.format.credits import HOPS_LIMIT
 from dropq.lifecycle import credits
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.moving import Moves
 from dropq.routing import looks, registry
 from dropq.staging import fan_out
 from torture import acts
@@ -414,7 +414,7 @@ def _leftovers(scene: Scene) -> None:
     scene.route("start", "middle")
     _dead(credits, "free", lambda: _settle(scene.other().queue("end")))
     scene.send("middle", C)
-    _dead(Transitions, "move_on", lambda: scene.other().queue("middle").route())
+    _dead(Moves, "move_on", lambda: scene.other().queue("middle").route())
     _dead(registry, "finish", lambda: scene.other().queue("start").remove_selector("on"))
 
 

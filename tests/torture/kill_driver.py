@@ -40,7 +40,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.stream_journal import Journal
 from dropq.queue.verdicts import Verdicts
 from dropq.spark import session
@@ -336,22 +336,22 @@ def noting() -> Iterator[None]:
 def taking(log: Log, limit: int) -> Iterator[None]:
     """Tell the steps of settling a batch and of claiming the next one."""
     claimed, acked = steps(log, "claimed", limit), steps(log, "acked", limit)
-    claim, archive, move = Transitions.claim, Transitions.archive, Storage.move
-    set_aside = Transitions.set_aside
+    claim, archive, move = Claims.claim, Claims.archive, Storage.move
+    set_aside = Claims.set_aside
     settle, next_batch = Journal.settle, Journal.next_batch
 
-    def logged_claim(transitions: Transitions, *given: Any, **options: Any) -> Any:
+    def logged_claim(transitions: Claims, *given: Any, **options: Any) -> Any:
         held = claim(transitions, *given, **options)
         if held is not None:
             claimed()
         return held
 
-    def logged_archive(transitions: Transitions, *given: Any, **options: Any) -> Any:
+    def logged_archive(transitions: Claims, *given: Any, **options: Any) -> Any:
         place = archive(transitions, *given, **options)
         acked()
         return place
 
-    def logged_set_aside(transitions: Transitions, *given: Any, **options: Any) -> Any:
+    def logged_set_aside(transitions: Claims, *given: Any, **options: Any) -> Any:
         place = set_aside(transitions, *given, **options)
         acked()
         return place
@@ -378,7 +378,7 @@ def taking(log: Log, limit: int) -> Iterator[None]:
         return taken
 
     with (
-        replaced(Transitions, claim=logged_claim, archive=logged_archive, set_aside=logged_set_aside),
+        replaced(Claims, claim=logged_claim, archive=logged_archive, set_aside=logged_set_aside),
         replaced(Journal, settle=logged_settle, next_batch=logged_next_batch),
         replaced(Storage, move=logged_move),
     ):

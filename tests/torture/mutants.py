@@ -41,7 +41,10 @@ TOP = Path(__file__).parents[2]
 MODULES = (
     "dropq/lifecycle/claims.py",
     "dropq/lifecycle/expiry.py",
-    "dropq/lifecycle/transitions.py",
+    "dropq/lifecycle/moving.py",
+    "dropq/lifecycle/naming.py",
+    "dropq/lifecycle/sending.py",
+    "dropq/lifecycle/settlement.py",
     "dropq/storage/liveness.py",
     "dropq/storage/locks.py",
     "dropq/staging/jobs.py",

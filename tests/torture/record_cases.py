@@ -24,7 +24,7 @@ from helpers import FOLDERS, Clock, died, drop, files, timed
 
 from dropq import DropqError, Message, Queue, Root, Subscription
 from dropq.lifecycle.claims import claims_in
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Record
 from dropq.records.formats import pack
 from dropq.routing import looks, registry
@@ -269,13 +269,13 @@ def _extend(scene: Scene) -> None:
     """Renew what is held, as another process does that knows the receipt."""
     context = scene.other().context
     for claim in list(claims_in(context)):
-        Transitions(context).extend(claim, scene.clock.now_ms() + 2000 * LEASE)
+        Claims(context).extend(claim, scene.clock.now_ms() + 2000 * LEASE)
 
 
 def _ack_held(scene: Scene) -> None:
     context = scene.other().context
     for claim in list(claims_in(context)):
-        Transitions(context).archive(claim)
+        Claims(context).archive(claim)
 
 
 def _move_back(scene: Scene) -> None:

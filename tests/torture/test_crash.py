@@ -13,7 +13,7 @@ import pytest
 from helpers import Clock
 
 from dropq import Message, NoSuchQueue, Queue, StorageError
-from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.sending import Outlet
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -97,10 +97,10 @@ def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatc
 
 
 def test_a_send_that_writes_in_sight_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_in_target(self: Transitions, file: str, data: bytes, *, not_before: int = 0) -> None:
+    def write_in_target(self: Outlet, file: str, data: bytes, *, not_before: int = 0) -> None:
         self.context.storage.write_new(f"{self.context.layout.target}/{file}", data)
 
-    monkeypatch.setattr(Transitions, "send_new", write_in_target)
+    monkeypatch.setattr(Outlet, "send_new", write_in_target)
     assert any("is not whole" in line for line in tried(tmp_path, Queue, "send").wrong)
 
 
@@ -123,15 +123,15 @@ def test_a_commit_of_a_part_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_fault_that_is_told_wrongly_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, said: str
 ) -> None:
-    send_new = Transitions.send_new
+    send_new = Outlet.send_new
 
-    def wrongly(self: Transitions, file: str, data: bytes, *, not_before: int = 0) -> None:
+    def wrongly(self: Outlet, file: str, data: bytes, *, not_before: int = 0) -> None:
         try:
             send_new(self, file, data, not_before=not_before)
         except StorageError:
             if error is not None:
                 raise error from None
 
-    monkeypatch.setattr(Transitions, "send_new", wrongly)
+    monkeypatch.setattr(Outlet, "send_new", wrongly)
     row = tried(tmp_path, Queue, "send", fault=True)
     assert any(said in line for line in row.wrong), row.wrong

@@ -84,7 +84,7 @@ def test_what_is_said_to_people_stays(source: str) -> None:
 
 def test_a_change_leaves_a_module_that_can_be_read_and_says_something_else() -> None:
     modules = mutants.modules_of(mutants.TOP)
-    assert {"dropq/lifecycle/transitions.py", "dropq/policies/fair_share.py"} <= set(modules)
+    assert {"dropq/lifecycle/settlement.py", "dropq/policies/fair_share.py"} <= set(modules)
     listed = mutants.all_mutants(mutants.TOP, modules)
     assert len(listed) > 1000
     assert listed == mutants.all_mutants(mutants.TOP, modules)

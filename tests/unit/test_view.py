@@ -20,9 +20,9 @@ from dropq.format.claims import Claim
 from dropq.format.layout import ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import view
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.transitions import Transitions
 from dropq.lifecycle.view import TargetView
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -183,7 +183,7 @@ def test_names_that_are_listed_and_cannot_be_had_keep_nobody_for_ever(
         return None
 
     queue.send_many([b"a"] * 20)
-    monkeypatch.setattr(Transitions, "claim", gone)
+    monkeypatch.setattr(Claims, "claim", gone)
     monkeypatch.setattr(TargetView, "worn", True)
     with queue.subscribe() as consumer:
         assert consumer.receive() is None
@@ -196,16 +196,14 @@ def test_names_that_are_listed_and_cannot_be_had_keep_nobody_for_ever(
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each message that anybody reached for, whether he got it."""
     found: list[bool] = []
-    claim = Transitions.claim
+    claim = Claims.claim
 
-    def counted(
-        self: Transitions, file: MessageFile, owner: str, deadline: int, *, again: bool = False
-    ) -> Claim | None:
+    def counted(self: Claims, file: MessageFile, owner: str, deadline: int, *, again: bool = False) -> Claim | None:
         claimed = claim(self, file, owner, deadline, again=again)
         found.append(claimed is not None)
         return claimed
 
-    monkeypatch.setattr(Transitions, "claim", counted)
+    monkeypatch.setattr(Claims, "claim", counted)
     return found
 
 

@@ -1,0 +1,588 @@
+"""Moving elsewhere: dead letters, routes, other queues and file systems, the archive; parts of a committed message.
+
+A method either makes its one rename, or changes nothing in the state folders.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from dropq.errors import DropqError, NoSuchQueue, StorageError
+from dropq.format import names
+from dropq.format.claims import Claim, Location
+from dropq.format.credits import Via, may_have_via
+from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
+from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
+from dropq.format.transfers import given_name
+from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
+from dropq.lifecycle.claims import move_out
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import copied_in
+from dropq.lifecycle.open_queue import open_queue, open_root
+from dropq.lifecycle.sending import Outlet, into_target
+from dropq.storage import reading
+from dropq.storage.failures import describe, storage_error
+
+log = logging.getLogger("dropq")
+
+#: What became of a message that was moved, but not synced.
+SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
+UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it back"
+#: The location of a message that went to a route.
+ROUTED = "routing"
+
+
+class Moves:
+    """The moves of one queue's messages that are no part of their delivery here."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        self._layout = context.layout
+        self._config = context.config
+        self._storage = context.storage
+        self._sidecars = context.sidecars
+        self._asked: dict[str, int] = {}  # of the rows that were given to, see `giving.row_to`
+
+    def to_dead_letter(
+        self,
+        message: Claim | MessageFile,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
+        state: str = "target",
+    ) -> Location | None:
+        """Move a message that cannot be delivered to the dead-letter queue; return where it is now.
+
+        If that queue is missing or refuses the message, or none is named, or the message is a dead letter that has made
+        all its hops, it goes to error/, with the reason.
+        If that queue lies on another file system, the message goes to a row for it. A crash leaves it where it was or
+        there.
+
+        Args:
+            message: its claim; or its file, if it waits unclaimed.
+            reason: why it cannot be delivered, in a word of at most 32 bytes.
+            details: what else to keep with the reason if it goes to error/.
+            state: where it waits unclaimed: target, or delayed.
+
+        Returns:
+            The location, with the state `dead-letter` or `error`; None if it waited, and another process took it first.
+        """
+        if isinstance(message, Claim):
+            name = naming.counted(self.context, message, cancel=cancel)
+            fields = known_of(message, details)
+            leave = partial(move_out, self.context, message)
+            return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message.own_name)
+        folder = self._layout.folder(state)
+        leave = partial(self._move_waiting, f"{folder}/{message.filename}")
+        name = replace(message.name.unmarked, delivery_count=message.delivery_count)
+        try:
+            return self._end_as_letter(leave, folder, name, reason, details or {}, message.own_name)
+        except FileNotFoundError:
+            return None  # RACE: a consumer claimed it, or another process moved it
+
+    def _end_as_letter(
+        self,
+        leave: Callable[..., str],
+        folder: str,
+        name: Name,
+        reason: str,
+        details: Mapping[str, object],
+        own_name: str,
+    ) -> Location:
+        """Move a message from a folder to the dead-letter queue, else to error/, by `leave(move, ...)`."""
+        queue = self._config.dead_letter_queue
+        try:
+            letters = self._find_letters(name)
+            path = leave(self._move_to_letters, letters, name, reason)
+        except (NoSuchQueue, StorageError) as error:
+            why = _refusal(queue, error)
+            details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
+            file = leave(partial(move_with_reason, self.context), "error", name, reason, details)
+            log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
+            return settled(self.context, own_name, Location("error", file), self._layout.error, folder)
+        location = Location(DEAD_LETTER, os.path.basename(path))
+        return settled(self.context, own_name, location, os.path.dirname(path), folder)
+
+    def letters_from_error(self, letters: Mapping[str, str]) -> set[str]:
+        """Move messages on from error/ to the dead-letter queue; return the file names of those that went.
+
+        If that queue is missing or refuses one, it stays, with its reason. A crash leaves each in one of the two.
+
+        Args:
+            letters: why each cannot be delivered, in a word of at most 32 bytes, by its file name.
+        """
+        paths = {file: self._letter_from_error(file, reason) for file, reason in letters.items()}
+        folders = {os.path.dirname(path) for path in paths.values() if path}
+        try:
+            if folders:
+                sync_settled(self.context, *folders, self._layout.error)
+        except StorageError as error:
+            log.warning("queue %s: %s", self.context.name, error)
+        return {file for file, path in paths.items() if path}
+
+    def _letter_from_error(self, file: str, reason: str) -> str | None:
+        source = f"{self._layout.error}/{file}"
+        try:
+            inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
+            path = self._move_to_letters(source, self._find_letters(name), name, reason)
+        except (OSError, DropqError) as error:
+            log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
+            return None
+        self.context.reasons.drop("error", file, inode)
+        return path
+
+    def _find_letters(self, name: Name) -> QueueLayout:
+        queue = self._config.dead_letter_queue
+        if why := dead_letters.why_no_more(name):
+            raise NoSuchQueue(why)
+        if queue is None:
+            raise NoSuchQueue("no dead_letter_queue is set")
+        with self.context.error_context("the dead-letter queue cannot be looked at"):
+            letters = dead_letters.find_layout(self.context.root.layout.path, queue)
+        if letters is None:
+            raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
+        return letters
+
+    def _move_to_letters(self, source: str, letters: QueueLayout, name: Name, reason: str) -> str:
+        """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
+        name = dead_letters.letter(name, self.context.name, reason, self.context.clock.now_ms())
+        sidecars = dead_letters.sidecars_at(self.context, letters)
+        if name.meta:
+            sidecars.make_known()
+        file = sidecars.fit(naming.unique(name))
+        try:
+            return self._add(source, letters.target, file, lambda: sidecars.fit(naming.marked(name)))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        goal = transfers.Goal(self.context.root.layout, self._config.dead_letter_queue or "", letters)
+        return self._move_to_row(source, self._row_to(goal).given, name)
+
+    def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
+        """Move a file into a folder, where it replaces nothing; return its path there.
+
+        If its name is taken, it gets the one that `marked` returns, which is never taken. No name is reserved first:
+        behind a link, the empty file would be a message of another queue.
+        """
+        try:
+            if self._storage.place_in_kernel(source, path := f"{folder}/{file}"):
+                return path
+        except FileExistsError:  # the id came there by another way: both stay
+            pass
+        self._storage.rename(source, path := f"{folder}/{marked()}")
+        return path
+
+    def _move_waiting(self, source: str, move: Callable[..., str], *args: object) -> str:
+        """Move an unclaimed file by `move(path, ...)`; FileNotFoundError if it is gone."""
+        try:
+            return move(source, *args)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not reading.exists(source):
+                raise
+            raise storage_error(error, f"the message stays where it was, {source}") from error
+
+    def route(self, claim: Claim, folder: str) -> Location:
+        """Move a claimed message into a route's folder, under its own name; the delivery is not counted."""
+        path = move_out(self.context, claim, self._move_to_route, folder, claim.own_name)
+        return self._routed(claim.own_name, path, self._layout.processing)
+
+    def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
+        """Move a waiting message into a route's folder without a claim; return None if it is gone, or written to.
+
+        A crash leaves it in target/ or in the folder.
+        """
+        if self.context.settling.settles_at(file):
+            return None
+        source = f"{self._layout.target}/{file.filename}"
+        try:
+            # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
+            path = self._move_to_route(source, folder, naming.next_delivery(self.context, file)[1])
+        except FileNotFoundError as error:
+            if reading.exists(source):
+                raise storage_error(error, f"{folder} is missing; the message stays in target/") from error
+            return None
+        except OSError as error:
+            raise storage_error(error, "the message stays in target/") from error
+        return self._routed(file.own_name, path, self._layout.target)
+
+    def _routed(self, own_name: str, path: str, left: str) -> Location:
+        location = Location(ROUTED, os.path.basename(path))
+        return settled(self.context, own_name, location, os.path.dirname(path), left, fate=UNSYNCED_ROUTE)
+
+    def _move_to_route(self, source: str, folder: str, file: str) -> str:
+        """Move a file into a route's folder, where it replaces nothing; return its path there.
+
+        Where the folder is a link to a queue on another file system, the file goes to the row for that queue.
+        """
+        if may_have_via(file) or names.may_be_copied(file):
+            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=""))
+        if not names.tells_time(file) and self._is_ignored_at(folder, file):
+            file = naming.coded(self.context, file, reading.changed_ms(source))
+        try:
+            return self._add(source, folder, file, lambda: naming.copy_name(self.context, self._sidecars.parse(file)))
+        except OSError as error:
+            goal = transfers.behind(folder) if error.errno == errno.EXDEV else None
+            if goal is None:
+                raise
+        return self._move_to_row(source, self._row_to(goal).given, self._sidecars.parse(file))
+
+    def _is_ignored_at(self, folder: str, file: str) -> bool:
+        """Return whether the queue behind a route's folder takes a file for no message, or may do so."""
+        if not os.path.islink(folder) or os.path.basename(target := os.path.realpath(folder)) != "target":
+            return False
+        goal = transfers.behind(folder)
+        if goal is None:
+            return True  # of a topic, or a subscription: what feeds it knows a coded name, too
+        try:
+            is_near = os.path.samefile(goal.root.path, self.context.root.layout.path)
+            root = self.context.root if is_near else open_root(goal.root.path, self.context.clock)
+            return bool(open_queue(root, goal.queue).sidecars.ignored(file))
+        except (OSError, DropqError) as error:
+            log.info("%s: whether %s is ignored there is not known: %s", target, file, describe(error))
+            return True
+
+    def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
+        """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
+
+        Args:
+            source: the folder that it is in.
+            to: the queue that it goes to, which may be this one.
+
+        Returns:
+            Its name in target/, or in the row for that queue if it lies on another file system; None if another process
+            moved it first.
+        """
+        file = self._sidecars.file(filename)
+        name = naming.restarted(self.context, file, to)
+        if keep_expiration:
+            name = replace(name, expiration=file.name.expiration)
+        if source == self._layout.processing and to.layout.home == self._layout.home:
+            return self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
+        return self._leave(source, filename, to, name)
+
+    def move(self, source: str, filename: str, to: QueueContext) -> str | None:
+        """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
+        file = self._sidecars.file(filename)
+        # The name of a foreign file in error/ or expired/ tells neither its tries nor its arrival: its reason does.
+        name = self.context.reasons.complete(os.path.basename(source), filename, file.name)
+        tries = max(name.delivery_count, file.delivery_count)
+        name = replace(name, delivery_count=tries, not_before=0, lapsed="", via="")
+        name = replace(name, copied=naming.stays_copied(self.context, name, to))
+        return self._leave(source, filename, to, name)
+
+    def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
+        """Move a waiting message into another queue's target/, under a credit that was spent on it.
+
+        Counters and the queue's clock start again there; the hop counts. The credits under which it came stay. Return
+        what `requeue` does.
+        """
+        name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
+        if name.reason:  # a dead letter that is moved on is none any more
+            name = replace(self._sidecars.whole(name), reason="", origin="")
+        name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
+        return self._move_to_queue(self._layout.target, file.filename, to, name)
+
+    def return_to(
+        self, folder: str, filename: str, to: QueueContext, via: Via | None, *, copied: bool = False
+    ) -> str | None:
+        """Return a message to the queue that a selector had moved it from; a consumer that holds it loses the claim.
+
+        Args:
+            folder: the folder that it is in.
+            via: the credit under which it had come there; None if it had come under none. From another file system the
+                message comes back under none, as no look would find it on its way: this credit is freed.
+            copied: whether its copies were made there before it was moved.
+        """
+        name = self._sidecars.file(filename, folder).name.unmarked
+        name = replace(naming.uncounted(name), hops=max(name.hops - 1, 0))
+        name = replace(name, via=str(via or ""), since=to.clock.now_ms(), copied="")
+        if copied:
+            with to.error_context("the message stays where it was"):
+                name = replace(name, copied=copied_in(transfers.own_mark(to)))
+        try:
+            return self._place(folder, filename, to, name)
+        except StorageError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        given = self._give_to(f"{folder}/{filename}", to, replace(name, via=""))
+        if given is not None and via is not None:
+            credits.free_under(self.context, via, filename)
+        return given
+
+    def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
+        """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
+        name = self._sidecars.whole(file.name.unmarked)
+        name = replace(naming.uncounted(name), via="", copied="", hops=name.hops + 1, reason="", origin="")
+        name = replace(name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms())
+        return self._leave(self._layout.target, file.filename, to, name)
+
+    def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue under a name without credits, and free those under which it had come."""
+        moved = self._move_to_queue(source, filename, to, name)
+        if moved is not None:
+            credits.free(self.context, filename)
+        return moved
+
+    def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue; give it to a row if the queue lies on another file system."""
+        try:
+            return self._place(source, filename, to, name)
+        except StorageError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        return self._give_to(f"{source}/{filename}", to, name)
+
+    def _place(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue by one rename; raise StorageError with EXDEV where none leads there."""
+        file = into_target(to, f"{source}/{filename}", naming.name_at(self.context, to, name))
+        if file is not None:
+            sync_settled(self.context, source)
+        return file
+
+    def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
+        """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
+        with self.context.error_context("the message stays where it was"):
+            row = self._row_to(transfers.Goal(to.root.layout, to.name, to.layout))
+        return self.give(path, name, row.given)
+
+    def _row_to(self, goal: transfers.Goal) -> transfers.Row:
+        return giving.row_to(self.context, goal, self._asked)
+
+    def give(self, path: str, name: Name, given: str) -> str | None:
+        """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.
+
+        The move is not synced: the carrier does that before it copies.
+
+        Returns:
+            Its name there, which no file had before; None if another process moved it first.
+        """
+        try:
+            return os.path.basename(self._move_to_row(path, given, name))
+        except FileNotFoundError as error:
+            if reading.exists(path):
+                raise storage_error(error, f"{given} is missing; the message stays where it was") from error
+            return None
+        except OSError as error:
+            raise storage_error(error, "the message stays where it was") from error
+
+    def _move_to_row(self, path: str, folder: str, name: Name) -> str:
+        """Move a file into the folder of a row, under a name that no file had before; return its path there."""
+        if not name.generated and not name.since:
+            name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
+        given = f"{folder}/{given_name(os.urandom(8).hex(), self._sidecars.fit(naming.unique(name)))}"
+        # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
+        self._storage.rename(path, given)
+        return given
+
+    def replay(self, filename: str, to: QueueContext) -> str | None:
+        """Send a copy of an archived message, marked as a replay that was delivered once; the original stays.
+
+        A crash leaves at most the copy in working/, as a send does.
+
+        Returns:
+            The copy's name in target/; None if the message is not in the archive any more.
+        """
+        # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
+        name = naming.restarted(self.context, self._sidecars.file(filename), to)
+        return self._copy_to(filename, to, replace(name, delivery_count=1, replayed=True))
+
+    def copy_archived(self, filename: str, to: QueueContext) -> str | None:
+        """Send a copy of an archived message to a subscription, for its first delivery; its expiration stays."""
+        name = replace(naming.uncounted(self._sidecars.parse(filename)), via="")
+        name = replace(name, lapsed="", from_client="", copied="", since=to.root.ids.moment(name.id))
+        return self._copy_to(filename, to, name)
+
+    def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
+        if to.sidecars.folder != self._sidecars.folder:
+            name = self._sidecars.whole(name)  # another root has sidecars of its own
+        copy = to.sidecars.fit(naming.unique(name, chosen=True))  # the original has the same id
+        source, outlet = f"{self._layout.processed}/{filename}", Outlet(to)
+        try:
+            to.storage.copy(source, f"{to.layout.working}/{copy}")
+        except OSError as error:
+            if reading.is_gone(error) and not reading.exists(source):
+                return None  # RACE: another process pruned or requeued it
+            raise outlet.not_sent(error) from error
+        outlet.send(copy)
+        outlet.sent()
+        return copy
+
+    def remove(self, state: str, file: str) -> bool:
+        """Remove a message for good, with its reason; return False if it is gone."""
+        path = f"{self._layout.folder(state)}/{file}"
+        try:
+            inode = reading.inode(path)
+            self._storage.discard(path, make_folder(self.context, self._layout.private))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error(error, f"the message stays in {state}/") from error
+        self.context.reasons.drop(state, file, inode)
+        credits.free(self.context, file)
+        sync_settled(self.context, self._layout.folder(state))
+        return True
+
+    def expire_waiting(self, file: MessageFile, reason: str = "time_limit", state: str = "target") -> bool:
+        """Move a message from target/, or delayed/, to expired/ with a reason; return False if it is gone."""
+        folder = self._layout.folder(state)
+        source = f"{folder}/{file.filename}"
+        try:
+            move_with_reason(self.context, source, "expired", file.name.unmarked, reason, {})
+        except FileNotFoundError as error:
+            if reading.exists(source):
+                raise storage_error(error, f"expired/ is missing; the message stays in {state}/") from error
+            return False  # RACE: a consumer claimed it, and delivers it although its time is over
+        except OSError as error:
+            raise storage_error(error, f"the message stays in {state}/") from error
+        credits.free(self.context, file.own_name)
+        sync_settled(self.context, self._layout.expired, folder)
+        return True
+
+
+def move_with_reason(
+    context: QueueContext, source: str, state: str, name: Name, reason: str, details: Mapping[str, object]
+) -> str:
+    """Write the reason, then move the file; return its name. The reason counts only once the file is there."""
+    inode = reading.inode(source)
+    fields = {"delivery": name.delivery_count, **reasons.why(reason, details, context.clock.now_ms())}
+    if name.cancels:
+        fields["cancels"] = name.cancels
+    if not name.generated:  # the file may get its own name back, which tells neither its tries nor a time
+        arrived = None if name.since else details.get("arrived")
+        fields["arrived"] = arrived or reasons.time_text(name.since or reading.changed_ms(source))
+    for file in naming.kept_names(context, name):
+        context.reasons.record(state, file, inode, fields)
+        moved = f"{context.layout.folder(state)}/{file}"
+        try:
+            context.storage.move(source, moved)
+        except FileExistsError:  # a foreign file of the same name is there: both stay
+            context.reasons.withdraw(state, file, inode)
+        except OSError:
+            if reading.inode_or_none(moved) != inode:  # RACE: else another process moved it there: the reason stays
+                context.reasons.withdraw(state, file, inode)
+            raise
+        else:
+            context.reasons.keep(state, file, inode)
+            return file
+    raise AssertionError("unreachable: the last name tried is unique")
+
+
+def set_part_aside(context: QueueContext, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
+    """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""
+    name = naming.marked(context.sidecars.parse(own_name))
+    with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+        move_with_reason(context, path, "error", name, reason, details)
+        sync_settled(context, context.layout.error)
+
+
+def end_part(context: QueueContext, path: str, state: str, own_name: str, reason: str) -> None:
+    """Move a part of a committed message to a state of its queue; do nothing if another process moved it first.
+
+    Args:
+        own_name: its file name there; if that is taken, it gets another copy mark.
+        reason: the path of the file that says why it goes there, which names it and its inode.
+    """
+    folder = context.layout.folder(state)
+    move = context.storage.move
+    try:
+        if state in WAITING:
+            context.storage.make_folder(folder)
+            move = context.storage.place
+        elif state in WITH_REASON:
+            context.reasons.adopt(reason, state, own_name, inode := reading.inode(path))
+        file = own_name
+        try:
+            move(path, f"{folder}/{own_name}")
+        except FileExistsError:  # somebody made a file of its name: both stay
+            unneeded = file = naming.copy_name(context, context.sidecars.parse(own_name))
+            copied = state in WITH_REASON and context.reasons.copy(state, own_name, file, inode)
+            try:
+                # RACE: it may be another roll-forward that has just moved the part to this name, or reserves it.
+                move(path, f"{folder}/{file}")
+                unneeded = own_name
+            finally:
+                if copied:
+                    context.reasons.withdraw(state, unneeded, inode)
+        if state in WITH_REASON:
+            context.reasons.keep(state, file, inode)
+    except FileNotFoundError:
+        if reading.exists(path):
+            raise
+        # RACE: another roll-forward was first
+
+
+def end_whole(context: QueueContext, path: str, own_name: str, end: str = "processed") -> None:
+    """Archive a message whose parts have all been moved, or return it to target/; do nothing if it is gone.
+
+    Args:
+        own_name: its file name; in target/, a unique one.
+        end: processed, where it goes as by `archive`; target; or unlink, where parts of it take its place.
+    """
+    if end == "target":
+        with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+            context.storage.place(path, f"{context.layout.target}/{own_name}")
+        return
+    credits.free(context, own_name)  # before the last trace is gone: nobody would free them after a crash but a look
+    if end == "unlink" or not context.config.history:
+        with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+            context.storage.discard(path, make_folder(context, context.layout.private))
+        return
+    for file in naming.names_at_the_end(context, own_name):
+        try:
+            return context.storage.move(path, f"{context.layout.processed}/{file}")
+        except FileExistsError:  # a file of the same name was archived before: both stay
+            continue
+        except FileNotFoundError:
+            if not reading.exists(path):
+                return None  # RACE: another roll-forward was first
+            raise
+
+
+def settled(context: QueueContext, own_name: str, location: Location, *folders: str, fate: str = SETTLED) -> Location:
+    """Free the credits of a message that was moved, and sync the folders of its move; return its location."""
+    credits.free(context, own_name)
+    sync_settled(context, *folders, location=location, fate=fate)
+    return location
+
+
+def sync_settled(context: QueueContext, *folders: str, location: Location | None = None, fate: str = SETTLED) -> None:
+    """Sync what was moved, if the queue's durability asks for it; if that fails, the error says `fate`."""
+    if not context.storage.syncs_folders:
+        return
+    try:
+        context.storage.sync(*folders)
+    except OSError as error:
+        failed = storage_error(error, fate)
+        failed.location = location
+        raise failed from error
+
+
+def make_folder(context: QueueContext, folder: str) -> str:
+    """Make a folder that a message is about to go to; return it."""
+    try:
+        context.storage.make_folder(folder)
+    except OSError as error:
+        raise storage_error(error, "the message stays where it was") from error
+    return folder
+
+
+def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, object]:
+    """Return what a reason says of a delivery, besides what its holder said of it."""
+    arrived = {"arrived": reasons.time_text(claim.arrival)} if claim.arrival else {}
+    return {"owner": claim.owner, "delivery": claim.number, **arrived, **(details or {})}
+
+
+def _refusal(queue: str | None, error: DropqError) -> str:
+    """Return why a message cannot go to a dead-letter queue."""
+    cause = error.__cause__
+    if not isinstance(error, StorageError) or not isinstance(cause, OSError):
+        return str(error)
+    return f"the dead-letter queue {queue} refuses it: {describe(cause)}"

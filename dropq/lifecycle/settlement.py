@@ -1,0 +1,224 @@
+"""The contract of all that settles messages, and the plain claims of a queue: one rename makes each, one settles it.
+
+Plain claims, also those of published messages and those made by hand, are `Claims`; the shares of a barrier and the
+records of a bundle are settled by the same five verbs.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, Unpack
+
+from dropq.format import names
+from dropq.format.claims import Claim, Location, claim_id
+from dropq.format.layout import DEAD_LETTER
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle import credits, naming
+from dropq.lifecycle.claims import find_renewed, move_out
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.endings import Details, HowReturned, returned
+from dropq.lifecycle.moving import Moves, known_of, make_folder, move_with_reason, settled, sync_settled
+from dropq.lifecycle.sending import move_to_wait
+from dropq.storage import reading
+from dropq.storage.clock import pass_tick
+from dropq.storage.failures import storage_error
+
+log = logging.getLogger("dropq")
+
+#: Why a message is in error/ whose body was written to between its claim and its ack.
+BODY_CHANGED = (
+    "its body was changed while it was worked on: undo what was done with it, and requeue it; a settle_time that is "
+    "longer than its writer's pauses prevents this"
+)
+
+
+class Settlement(Protocol):
+    """What settles claims. Each verb makes one rename, or changes nothing in the state folders.
+
+    Raises:
+        LeaseLost: the claim is gone; nothing was changed.
+        StorageError: the message is still held; or, if the error has a `location`, it was moved and not synced.
+    """
+
+    context: QueueContext
+
+    def archive(self, claim: Claim, *, later: dict[str, None] | None = None) -> Location:
+        """Acknowledge a message; sync that at once, or note in `later` which folders the caller is to sync."""
+
+    def give_back(self, claim: Claim, **how: Unpack[HowReturned]) -> Location:
+        """Let a message wait for its next delivery, or end it if it has reached a limit."""
+
+    def set_aside(
+        self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
+    ) -> Location:
+        """Refuse a message: it goes to error/, expired/ or the dead-letter queue, with a reason."""
+
+    def extend(self, claim: Claim, deadline: int) -> Claim:
+        """Give a claim a new deadline, in ms since 1970; return it."""
+
+    def release(self, claim: Claim, *, counted: bool = True) -> Location:
+        """Return a message as a consumer that ends does; uncounted, it is as if it had not been delivered."""
+        return self.give_back(claim, counted=counted, delay=None if counted else 0)
+
+
+class Claims(Settlement):
+    """The claims of one queue: each is made by one rename, and settled by one."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        self._layout = context.layout
+        self._config = context.config
+        self._storage = context.storage
+        self._sidecars = context.sidecars
+        self._moves = Moves(context)
+
+    def claim(
+        self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
+    ) -> Claim | None:
+        """Claim a waiting message; return None if another consumer was first, or somebody writes to its file.
+
+        Args:
+            deadline: when its lease runs out, in ms since 1970; 0 for never.
+            again: keep in its name whose lease ran out: the same stream claims it again.
+            state: where it waits: target, or delayed to settle it before its delay is over.
+        """
+        number, own_name = (1, file.filename) if file.plain else naming.next_delivery(self.context, file, again=again)
+        layout = self._layout
+        folder = layout.target if state == "target" else layout.folder(state)
+        claim = Claim(owner, deadline, number, own_name, layout.processing, file.arrival)
+        try:
+            due, claim.body = self.context.settling.seen(file, folder)
+            if due:
+                return None
+            # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
+            self._storage.rename(f"{folder}/{file.filename}", claim.path)
+        except FileNotFoundError as error:
+            if not reading.exists(self._layout.processing):
+                raise storage_error(error, f"processing/ is missing; the message stays in {state}/") from error
+            return None
+        except OSError as error:
+            raise storage_error(error, f"the message stays in {state}/") from error
+        return claim
+
+    def is_changed(self, claim: Claim) -> bool:
+        """Return whether somebody has written to a claimed body since it was claimed, as far as that is known."""
+        return claim.body is not None and move_out(self.context, claim, self.context.settling.version) != claim.body
+
+    def set_changed_aside(self, claim: Claim) -> Location:
+        """Move a claimed message to error/ whose body somebody wrote to while it was worked on."""
+        log.warning(
+            "queue %s: message %s goes to error/: %s",
+            *(self.context.name, self._sidecars.parse(claim.own_name).id, BODY_CHANGED),
+        )
+        return self.set_aside(claim, "error", "body_changed", {"detail": BODY_CHANGED})
+
+    def archive(self, claim: Claim, *, later: dict[str, None] | None = None) -> Location:
+        """Acknowledge a claimed message: move it to processed/, or remove it if the queue keeps no history.
+
+        If somebody has written to its body since the claim, it goes to error/, with the reason `body_changed`.
+        """
+        if claim.body is not None:
+            pass_tick(claim.body.written)
+            if self.is_changed(claim):
+                return self.set_changed_aside(claim)
+        if not self._config.history:
+            move_out(self.context, claim, self._storage.discard, make_folder(self.context, self._layout.private))
+            credits.free(self.context, claim.own_name)
+            return self._sync_ack(Location("removed", ""), later)
+        file = claim.own_name
+        others = None
+        marked = names.may_be_marked(file)
+        if claim.number != 1 or marked:
+            others = naming.kept_names(self.context, naming.counted(self.context, claim))
+            file = next(others)
+        while True:
+            try:
+                self._storage.move(claim.path, f"{self._layout.processed}/{file}")
+                break
+            except FileExistsError:  # a file of the same name was archived before: both stay
+                others = others or naming.kept_names(self.context, naming.counted(self.context, claim))
+                file = next(others)
+            except OSError as error:
+                find_renewed(self.context, claim, error)
+        if marked:
+            credits.free(self.context, claim.own_name)
+        location = Location("processed", file)
+        return self._sync_ack(location, later) if self._storage.syncs_folders else location
+
+    def _sync_ack(self, location: Location, later: dict[str, None] | None) -> Location:
+        """Sync an ack, if the queue's durability asks for it, or note what the caller syncs later."""
+        folders = (self._layout.processed,) if self._config.history else ()
+        if later is None:
+            sync_settled(self.context, *folders, self._layout.processing, location=location)
+        else:
+            later.update(dict.fromkeys((*folders, self._layout.processing)))
+        return location
+
+    def archive_uncounted(self, claim: Claim) -> Location:
+        """Archive a claimed message that nobody was given, as `archive` does."""
+        claim.number -= 1
+        return self.archive(claim)
+
+    def give_back(self, claim: Claim, *, lapsed: str = "", **how: Unpack[HowReturned]) -> Location:
+        """Return a claimed message to target/, or to delayed/; or end it, as `after_delivery` decides.
+
+        Args:
+            lapsed: the claim whose lease ran out, which the name is to show to a stream that claims it again.
+        """
+        name, state, reason, details = returned(self.context, claim, **how)
+        if reason:
+            return self.set_aside(claim, state, reason, details, cancel=how.get("cancel", False))
+        if lapsed:
+            name = replace(name, lapsed=lapsed)
+        elif claim.ours and not (name.generated or name.mark):
+            name = replace(name, foreign=False, copy=claim_id(claim.owner))  # the same from now on: see `distinction`
+        move, is_marked = partial(move_to_wait, self.context), bool(name.mark) and not lapsed
+        location = Location(state, move_out(self.context, claim, move, name, claim.arrival, is_marked))
+        sync_settled(self.context, self._layout.folder(state), self._layout.processing, location=location)
+        return location
+
+    def set_aside(
+        self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
+    ) -> Location:
+        """Move a claimed message to error/ or expired/ with a reason; `cancel` as for give_back.
+
+        With the state `dead-letter` it goes to the dead-letter queue, as `Moves.to_dead_letter` says.
+        """
+        if state == DEAD_LETTER:
+            location = self._moves.to_dead_letter(claim, reason, details, cancel=cancel)
+            assert location is not None  # a claim that is gone raises LeaseLost
+            return location
+        name, move = naming.counted(self.context, claim, cancel=cancel), partial(move_with_reason, self.context)
+        file = move_out(self.context, claim, move, state, name, reason, known_of(claim, details))
+        folders = self._layout.folder(state), self._layout.processing
+        return settled(self.context, claim.own_name, Location(state, file), *folders)
+
+    def extend(self, claim: Claim, deadline: int) -> Claim:
+        """Give a claim a new deadline, in ms since 1970; return it."""
+        renewed = Claim(claim.owner, deadline, claim.number, claim.own_name, self._layout.processing, ours=claim.ours)
+        move_out(self.context, claim, self._storage.rename, renewed.path)
+        claim.follow(renewed)
+        return claim
+
+    def hold_privately(self, claim: Claim) -> str:
+        """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
+        folder = make_folder(self.context, f"{self._layout.held}/{claim.owner}")
+        path = f"{folder}/{claim.own_name}"
+        move_out(self.context, claim, self._storage.rename, path)
+        credits.free(self.context, claim.own_name)
+        return path
+
+
+def drop_private(context: QueueContext, path: str) -> None:
+    """Remove a message that was held privately, and its folder; after a crash, a sweep does it."""
+    context.storage.unlink(path)
+    try:
+        context.storage.remove_folder(os.path.dirname(path))
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        # An NFS client keeps the file under another name while a process has it open: a sweep removes that, too.
