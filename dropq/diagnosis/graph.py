@@ -15,6 +15,7 @@ from itertools import islice
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
 from dropq.diagnosis.graph_text import messages
 from dropq.diagnosis.health import destroyed_in, queues
+from dropq.diagnosis.selector_checks import may_have_letters
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -247,9 +248,7 @@ class _Look:
     def _letters(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note where the dead letters of a queue go, if it can have any, or names a queue for its own."""
         letters = context.config.dead_letter_queue
-        has_selectors = any(edge.source == context.name and edge.role for edge in self._edges)
-        own = letters != self._root.config.dead_letter_queue
-        if letters is None or not (has_selectors or own or context.config.exhausted == "dead-letter"):
+        if letters is None or not may_have_letters(context):
             return
         stuck = "" if letters in self._opened else f"{letters} is missing"
         self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))

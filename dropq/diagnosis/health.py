@@ -35,6 +35,7 @@ from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import routes
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
+from dropq.routing.outlook import Outlook
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -371,7 +372,7 @@ class _Snapshot:
 
     def _selector_reasons(self) -> Iterator[Reason]:
         """Yield which selectors can take nothing, and which removed ones are not finished."""
-        for why in selector_checks.unusable(self._context):
+        for why in selector_checks.unusable(self._outlook):
             yield Reason("selector", f"a selector takes nothing: {why}")
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
@@ -418,6 +419,10 @@ class _Snapshot:
             yield Reason("write-lock", f"{why}; remove it to let them continue")
         if not self._stops_topic:
             yield from self._full()
+
+    @cached_property
+    def _outlook(self) -> Outlook:
+        return Outlook(self._context)
 
     @cached_property
     def _refusals(self) -> dict[str, str]:
@@ -512,7 +517,9 @@ class _Snapshot:
         """Return what to do when too much waits."""
         if self._pause:
             return self._pause
-        if out := selector_checks.out_of_credit(self._context):
+        takers = [one for one in self._outlook.selectors.for_waiting if one.selector.op != "copy"]
+        if takers and not any(one.has_credit for one in takers):
+            out = (one.selector for one in takers)
             spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
             return f"{spent}: consumers there must settle messages first"
         if not self._held:
@@ -525,7 +532,7 @@ class _Snapshot:
     def _who_should_work(self) -> str:
         """Return what to start where no message is held."""
         router = f"`dropq route {self._name}`"
-        if selector_checks.are_asked(self._context):  # a consumer would take messages away from the selectors
+        if self._outlook.selectors.for_waiting:  # a consumer would take messages away from the selectors
             waits = f"`dropq browse {self._name} --explain` says what each message waits for"
             return f"if nothing moves, no router serves it: start {router}; {waits}"
         if routes.examine(self._context)[0]:

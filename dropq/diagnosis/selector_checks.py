@@ -18,9 +18,10 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies import selectors
-from dropq.policies.circles import Circles, Place, circle_at, words
+from dropq.policies.circles import Circles, Place, words
 from dropq.policies.selectors import REMOVED
 from dropq.routing.looks import all_credits, idle_credits
+from dropq.routing.outlook import Outlook
 from dropq.routing.plans import missing
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
@@ -101,33 +102,15 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
 # -- health --------------------------------------------------------------------------------------------------------
 
 
-def unusable(context: QueueContext) -> Iterator[str]:
+def unusable(outlook: Outlook) -> Iterator[str]:
     """Yield why each selector takes nothing that can take nothing at all."""
-    found, problems = selectors.read(context)
-    yield from (f"{problem}; correct the file, or remove it" for problem in problems)
-    if found and (circle := circle_at(context.layout)):
-        yield f"{circle}; remove a selector or a route on that way"
-    for one in found:
-        if missing := why_missing(context, one):
-            yield f"selector {one.name}: {missing}"
-
-
-def are_asked(context: QueueContext) -> bool:
-    """Return whether a queue has selectors that take what waits there."""
-    return any(one.role != "overflow" for one in selectors.read(context)[0])
-
-
-def out_of_credit(context: QueueContext) -> list[Selector]:
-    """Return the selectors of a queue that have no credit left, if no other may take what waits; else nothing."""
-    found, _ = selectors.read(context)
-    takers = [one for one in found if one.role != "overflow" and one.op != "copy"]
-    return takers if all(_is_out(context, one) for one in takers) else []
-
-
-def _is_out(context: QueueContext, one: Selector) -> bool:
-    if one.credit is None or not is_token(one.token):
-        return False
-    return len(credits.spent(context.layout, one.token)) >= one.credit
+    selectors = outlook.selectors
+    on_circle = {os.path.basename(one.path): "remove a selector or a route on that way" for one in selectors.on_circle}
+    ways_out = dict.fromkeys(selectors.unusable, "correct the file, or remove it") | on_circle
+    yield from dict.fromkeys(f"{why}; {ways_out[file]}" for file, why in selectors.unusable.items())
+    for one in selectors.in_use:
+        if why := outlook.why_unreachable(one.selector.to):
+            yield f"selector {one.selector.name}: {why}"
 
 
 def may_have_letters(context: QueueContext) -> bool:

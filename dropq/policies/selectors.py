@@ -243,14 +243,14 @@ class Selectors:
         return min((one.counts_at for one in self.in_use if one.counts_at), default=0.0)
 
     @property
-    def serves_waiting(self) -> bool:
-        """Whether one of them is for messages that wait: an overflow selector is for those that are sent."""
-        return any(one.selector.role != "overflow" for one in self.in_use)
+    def for_waiting(self) -> list[InUse]:
+        """Those that are for messages that wait: an overflow selector is for those that are sent."""
+        return [one for one in self.in_use if one.selector.role != "overflow"]
 
     @property
     def may_take(self) -> bool:
         """Whether one of them may take a message, as far as credits say."""
-        return any(one.has_credit for one in self.in_use if one.selector.role != "overflow")
+        return any(one.has_credit for one in self.for_waiting)
 
     def choice(self, file: MessageFile) -> Choice | None:
         """Return which selectors a waiting message is for, the least busy first; None where that cannot be told now."""

@@ -80,7 +80,7 @@ class Mover:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
         """
         self.held_by = ""
-        if not self.selectors.serves_waiting:
+        if not self.selectors.for_waiting:
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
             return not self._context.settling.settles_at(file) and self._take(file)

@@ -116,7 +116,8 @@ class Planner:
     def look(self) -> None:
         """Look again which selectors there are, and whether anybody is subscribed."""
         self.selectors.look()
-        self.unroutable.refresh()
+        if self.selectors.in_use:
+            self.unroutable.refresh()
 
     def plan(self, file: MessageFile, passed: Mapping[str, str] | None = None) -> Plan:
         """Return what is to be done with a waiting message.
@@ -126,7 +127,7 @@ class Planner:
             passed: why selectors did not take it when a router tried, by their names.
         """
         selectors = self.selectors
-        if not selectors.serves_waiting:
+        if not selectors.for_waiting:
             broken = "; ".join(f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items()))
             return Plan("stay", f"no selector takes it: {broken}") if broken else Plan("leave")
         choice = selectors.choice(file)

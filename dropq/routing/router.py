@@ -131,7 +131,7 @@ class Router:
                 finish_removed(self._context)
             if known.are_removed or (may_move and known.out_of_credit):
                 self._run_looks(self._looks.run)
-            may_take = not known.serves_waiting or known.may_take
+            may_take = not known.for_waiting or known.may_take
         if not may_move or (not may_take and time.monotonic() < self._looks_at_all):
             return
         self._look_at_each(stopped)
