@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,7 +32,10 @@ from .shell import Shell, UsageError, report_open, reporting_errors
 if TYPE_CHECKING:
     from dropq import Outcome, Queue
     from dropq.lifecycle.context import QueueContext
+    from dropq.upkeep.bulk import Selection
     from dropq.upkeep.sweep import SweepReport
+
+    Act = Callable[[QueueContext, Selection], Iterator[Outcome]]
 
 
 #: The participle of each bulk verb, for the sum.
@@ -44,67 +47,41 @@ FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
 
 @dataclass(frozen=True)
 class _Bulk:
-    """One run of a bulk verb: it asks before it takes all messages of a state, and reports each message.
-
-    Attributes:
-        shell: the run of the command.
-        queue, state: where the messages are looked for.
-        ids: those that were named; None takes all.
-        filter: what the messages have to match; None for no filter.
-        dry_run: only report what would be done.
-        yes: do not ask.
-    """
+    """One run of a bulk verb: it asks before it takes all messages of a state, and reports each message."""
 
     shell: Shell
     queue: Queue
-    state: str
-    ids: list[str] | None
-    filter: str | None
-    dry_run: bool
+    which: Selection
     yes: bool
 
     def total(self) -> int:
-        """Return how many messages were named, else how many the state has."""
-        return self.queue.counts()[self.state] if self.ids is None else len(self.ids)
+        """Return how many messages were named, else how many the states have."""
+        named, counts = self.which.wanted, self.queue.counts() if self.which.wanted is None else {}
+        return sum(counts[state] for state in self.which.states) if named is None else len(named)
 
-    def run_on_those(self, verb: str, act: Callable[..., Iterator[Outcome]], total: int, goal: str = "") -> int:
+    def run_on_those(self, verb: str, act: Act, goal: str = "") -> int:
         """Ask about the messages that were named or match the filter, else about all, and run; return the exit code.
 
         Args:
-            verb, act: as for `run`.
-            total: how many messages were named, else how many the state has.
             goal: how the question ends, if a goal belongs to it.
         """
-        question = f"{verb.capitalize()} {_those(total, self.filter)} in {self.state}/ of {self.queue.name}{goal}?"
-        return self.run(verb, act, total if self.filter is None else None, question=question)
+        which, total = self.which, self.total()
+        question = f"{verb.capitalize()} {_those(total, which.filter)} in {which.where}/ of {self.queue.name}{goal}?"
+        return self.run(verb, act, total if which.filter is None else None, question=question)
 
-    def run(
-        self,
-        verb: str,
-        act: Callable[..., Iterator[Outcome]],
-        total: int | None,
-        *,
-        question: str,
-        always_asks: bool = False,
-    ) -> int:
+    def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
         """Ask, act, and report; return the exit code.
 
         Args:
             verb: a key of `_DONE`.
-            act: acts on the context of the queue, by `ids`, `filter` and `dry_run`.
             total: how many messages are expected; None when they were not counted.
-            question: what to ask.
             always_asks: ask about messages that were named, too.
         """
-        if self.filter is not None:  # a filter that cannot be used is reported before anything is asked
-            from dropq.filters import check_chooses, compile_filter
-
-            check_chooses(self.filter)
-            compile_filter(self.filter)
-        if not self.dry_run and (self.ids is None or always_asks):
+        which = self.which
+        if not which.dry_run and (which.wanted is None or always_asks):
             self.shell.confirm(question, yes=self.yes)
-        outcomes = act(self.queue.context, ids=self.ids, filter=self.filter, dry_run=self.dry_run)
-        return self.shell.report(outcomes, _in_sum(verb, dry_run=self.dry_run), total, state=self.state)
+        outcomes = act(self.queue.context, which)
+        return self.shell.report(outcomes, _in_sum(verb, dry_run=which.dry_run), total, state=which.where)
 
 
 def _in_sum(verb: str, *, dry_run: bool) -> str:
@@ -161,16 +138,11 @@ def requeue(
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     where = bulk.requeued_from(state, to_origin=to_origin)
-    task = _Bulk(shell, shell.queue(name), where, wanted, filter, dry_run, yes)
-    if to_origin:
-        act = partial(bulk.requeue_to_origin, state=where, keep_expiration=keep_expiration)
-    elif whole:
-        if where == "processing":
-            raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
-        act = partial(bulk.requeue_whole, state=where, keep_expiration=keep_expiration)
-    else:
-        goal = shell.queue(to).context if to is not None else None
-        act = partial(bulk.requeue, state=where, to=goal, keep_expiration=keep_expiration)
+    task = _Bulk(shell, shell.queue(name), bulk.Selection((where,), wanted, filter, dry_run=dry_run), yes)
+    if whole and where == "processing":
+        raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
+    goal = shell.queue(to).context if to is not None else None
+    act = partial(bulk.requeue, to=goal, to_origin=to_origin, whole=whole, keep_expiration=keep_expiration)
     return _requeue(task, act, to_origin=to_origin)
 
 
@@ -179,37 +151,37 @@ def _by_origin(task: _Bulk) -> str:
     from dropq.upkeep import bulk
 
     with task.queue.context.error_context("nothing was changed"):
-        found = bulk.origins_in(task.queue.context, task.state, task.filter, task.ids)
+        found = bulk.origins_in(task.queue.context, task.which)
     goals = [f"{count} to {output.escape(name)}" for name, count in sorted(found.items()) if name]
     goals += [f"{found['']} stay"] if found[""] else []
     return ", ".join(goals) or "none is a dead letter"
 
 
-def _requeue(task: _Bulk, act: Callable[..., Iterator[Outcome]], *, to_origin: bool) -> int:
+def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
     """Bring messages back; where none was brought, report the dead letters that wait elsewhere, and exit with 1."""
     from dropq.upkeep import bulk
 
-    found = False
+    found, which = False, task.which
 
-    def watched(context: QueueContext, **which: Any) -> Iterator[Outcome]:
+    def watched(context: QueueContext, which: Selection) -> Iterator[Outcome]:
         nonlocal found
-        for outcome in act(context, **which):
+        for outcome in act(context, which):
             found = found or outcome.ok
             yield outcome
 
-    plan = _by_origin(task) if to_origin and (task.dry_run or not task.yes) else ""
+    plan = _by_origin(task) if to_origin and (which.dry_run or not task.yes) else ""
     goal = f", each to its origin: {plan}" if plan else ""
-    if task.dry_run and plan:
+    if which.dry_run and plan:
         output.note(plan)
-    code = task.run_on_those("requeue", watched, task.total(), goal)
+    code = task.run_on_those("requeue", watched, goal)
     if found:
         return code
-    other = {"target": "error", "error": "target"}.get(task.state)
-    count = bulk.letters_in(task.queue.context, other, task.filter, task.ids) if other else 0
+    other = {"target": "error", "error": "target"}.get(which.where)
+    count = bulk.letters_in(task.queue.context, replace(which, states=(other,))) if other else 0
     if count and other:
         letters = "1 dead letter lies" if count == 1 else f"{count} dead letters lie"
-        which = "ID" if task.ids is not None else "--all"
-        way = f"`dropq requeue {quote(task.queue.name)} --to-origin {which}` puts each back where it came from"
+        those = "--all" if which.wanted is None else "ID"
+        way = f"`dropq requeue {quote(task.queue.name)} --to-origin {those}` puts each back where it came from"
         text = f"{letters} in {other}/ of {task.queue.name}"
         output.note(f"{text}: {f'look there with --state {other}' if to_origin else way}")
     return NEGATIVE if code == OK and (count or to_origin) else code
@@ -252,15 +224,16 @@ def replay(
 
     Each is sent once, as a copy that counts as redelivered; the original stays. Without ID it sends all from POINT on.
     """
+    from dropq.upkeep.bulk import Selection
     from dropq.upkeep.replay import replay as replayed
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=not ids)
-    task = _Bulk(shell, shell.queue(name), "processed", wanted, filter, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
     goal = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
-    total = len(wanted) if wanted is not None else None
+    total = task.total() if wanted is not None else None
     return task.run("replay", partial(replayed, start=start, to=goal.context), total, question=question)
 
 
@@ -282,12 +255,11 @@ def move(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
     goal = shell.queue(to)
     if task.queue.name == goal.name:
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
-    act = partial(bulk.move, to=goal.context, state=state)
-    return task.run_on_those("move", act, task.total(), f" to {goal.name}")
+    return task.run_on_those("move", partial(bulk.move, to=goal.context), f" to {goal.name}")
 
 
 def expire(
@@ -312,10 +284,9 @@ def expire(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    queue, states = shell.queue(name), bulk.EXPIRED if state is None else (state,)
-    task = _Bulk(shell, queue, "/, ".join(states), wanted, filter, dry_run, yes)
-    total = sum(queue.counts()[state] for state in states) if wanted is None else len(wanted)
-    return task.run_on_those("expire", partial(bulk.expire, state=state), total)
+    states = bulk.EXPIRED if state is None else (state,)
+    task = _Bulk(shell, shell.queue(name), bulk.Selection(states, wanted, filter, dry_run=dry_run), yes)
+    return task.run_on_those("expire", bulk.expire)
 
 
 def purge(
@@ -338,13 +309,12 @@ def purge(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, older_than, dry_run), yes)
     total = task.total()
     which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
-    act = partial(bulk.purge, state=state, older_than=older_than)
     expected = total if filter is None and older_than is None else None
-    return task.run("remove", act, expected, question=question, always_asks=True)
+    return task.run("remove", bulk.purge, expected, question=question, always_asks=True)
 
 
 def prune(

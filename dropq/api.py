@@ -799,13 +799,8 @@ class Queue(Sender):
         """
         from dropq.upkeep import bulk
 
-        if whole and to_origin:
-            raise ValueError("whole puts parts together in this queue: requeue them to their origin after that")
-        if whole:
-            return list(bulk.requeue_whole(self.context, ids=ids, state=state or "error", filter=filter))
-        requeue = bulk.requeue_to_origin if to_origin else bulk.requeue
-        where = bulk.requeued_from(state, to_origin=to_origin)
-        return list(requeue(self.context, ids=ids, state=where, filter=filter))
+        which = bulk.Selection((bulk.requeued_from(state, to_origin=to_origin),), ids, filter)
+        return list(bulk.requeue(self.context, which, to_origin=to_origin, whole=whole))
 
     def replay(
         self,
@@ -831,10 +826,11 @@ class Queue(Sender):
         Raises:
             ValueError: start is no point to begin at.
         """
+        from dropq.upkeep.bulk import Selection
         from dropq.upkeep.replay import replay
 
-        goal = None if to is None else to.context
-        return list(replay(self.context, start, ids=ids, filter=filter, to=goal, dry_run=dry_run))
+        which = Selection(("processed",), ids, filter, dry_run=dry_run)
+        return list(replay(self.context, which, start, to=None if to is None else to.context))
 
     def move(
         self,
@@ -856,7 +852,8 @@ class Queue(Sender):
         """
         from dropq.upkeep import bulk
 
-        return list(bulk.move(self.context, goal.context, ids=ids, state=state, filter=filter, dry_run=dry_run))
+        which = bulk.Selection((state,), ids, filter, dry_run=dry_run)
+        return list(bulk.move(self.context, which, to=goal.context))
 
     def expire(
         self,
@@ -881,7 +878,8 @@ class Queue(Sender):
         """
         from dropq.upkeep import bulk
 
-        return list(bulk.expire(self.context, ids=ids, state=state, filter=filter, dry_run=dry_run))
+        states = bulk.EXPIRED if state is None else (state,)
+        return list(bulk.expire(self.context, bulk.Selection(states, ids, filter, dry_run=dry_run)))
 
     def purge(
         self,
@@ -903,8 +901,8 @@ class Queue(Sender):
         """
         from dropq.upkeep import bulk
 
-        age = _seconds(older_than)
-        return list(bulk.purge(self.context, ids=ids, state=state, filter=filter, older_than=age, dry_run=dry_run))
+        which = bulk.Selection((state,), ids, filter, _seconds(older_than), dry_run)
+        return list(bulk.purge(self.context, which))
 
     def prune(
         self,

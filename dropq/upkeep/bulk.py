@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from shlex import quote
 
 from dropq.carrier.lists import LIST_LENGTH
 from dropq.carrier.passages import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
-from dropq.filters import check_chooses
+from dropq.filters import check_chooses, compile_filter
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, split_receipt
 from dropq.format.layout import SETTLED, WAITING, WITH_REASON
@@ -54,43 +54,76 @@ class Outcome:
     target: str | None = None
 
 
-def select(
-    context: QueueContext,
-    state: str,
-    *,
-    ids: Iterable[str] | None = None,
-    filter: str | None = None,
-    older_than: float | None = None,
-) -> Iterator[Message]:
-    """Yield the messages of a state, in order of delivery.
+@dataclass(frozen=True)
+class Selection:
+    """Which messages a bulk verb acts on; made once of the verb's arguments.
 
-    Args:
-        context: the queue.
-        state: the folder.
-        ids: only those of these message ids, file names or receipts.
-        filter: only those that match.
-        older_than: only those that came to this state more than this many seconds ago.
+    Attributes:
+        states: where they lie.
+        ids: their ids, file names or receipts; None for all that lie there.
+        filter: what they match; None for no filter.
+        older_than: seconds that they have been there at least; None for any time.
+        dry_run: whether the verb only reports what it would do.
+
+    Raises:
+        InvalidFilter: the filter cannot be read, or is blank.
+        Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
-    if filter is not None:
-        check_chooses(filter)
-    if state == "target":
+
+    states: tuple[str, ...]
+    ids: Iterable[str] | None = None
+    filter: str | None = None
+    older_than: float | None = None
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.filter is not None:
+            check_chooses(self.filter)
+            compile_filter(self.filter)
+
+    @property
+    def where(self) -> str:
+        """The states, in words."""
+        return "/, ".join(self.states)
+
+    @cached_property
+    def wanted(self) -> KeysView[str] | None:
+        """The ids and file names that are asked for, each once; a receipt asks for the claim's file name."""
+        return None if self.ids is None else dict.fromkeys(split_receipt(id)[0] for id in self.ids).keys()
+
+    def takes(self, names: set[str]) -> bool:
+        """Return whether a message of these names is asked for."""
+        return self.wanted is None or not self.wanted.isdisjoint(names)
+
+    def check(self, allowed: Sequence[str], verb: str, instead: str = "") -> None:
+        """Refuse states that a verb does not take messages from.
+
+        Raises:
+            ValueError: one of the states is none of the `allowed`; the error ends with what to do `instead`.
+        """
+        if not set(self.states) <= set(allowed):
+            raise ValueError(f"state {self.where!r}: {verb} {', '.join(allowed)}{instead}")
+
+
+def select(context: QueueContext, which: Selection) -> Iterator[Message]:
+    """Yield the selected messages: one state after the other, each in order of delivery."""
+    if "target" in which.states:
         _wait_for_recovery(context)
     with error_context("no message was touched"):
         if reading.exists(context.layout.staged):
             _roll_forward(context)
-    wanted = _wanted(ids)
-    for message in list(browse(context, state, filter)):
-        if wanted is not None and wanted.isdisjoint((message.id, message.name, message.file)):
+    for message in (message for state in which.states for message in list(browse(context, state, which.filter))):
+        if not which.takes(_names(message)):
             continue
         with error_context("this message and those after it were not touched"):
-            if older_than is not None and context.age_ms(message.path) <= older_than * 1000:
+            if which.older_than is not None and context.age_ms(message.path) <= which.older_than * 1000:
                 continue
         yield message
 
 
-def _wanted(ids: Iterable[str] | None) -> KeysView[str] | None:
-    """Return the ids and file names that are asked for, each once; a receipt is asked for by the claim's file name."""
-    return None if ids is None else dict.fromkeys(split_receipt(id)[0] for id in ids).keys()
+def _names(message: Message) -> set[str]:
+    """Return what a message can be asked for by."""
+    return {message.id, message.name, message.file}
 
 
 def _roll_forward(context: QueueContext) -> None:
@@ -108,42 +141,52 @@ def _roll_forward(context: QueueContext) -> None:
 
 def requeue(
     context: QueueContext,
+    which: Selection,
     *,
-    ids: Iterable[str] | None = None,
-    state: str = "error",
-    filter: str | None = None,
     to: QueueContext | None = None,
+    to_origin: bool = False,
+    whole: bool = False,
     keep_expiration: bool = False,
-    dry_run: bool = False,
 ) -> Iterator[Outcome]:
     """Move messages back into target/ as if they were new: counters and the queue's clock start again.
 
     Args:
-        context: the queue that they lie in.
-        ids, filter: which; without both, all of the state.
-        state: error, expired, processed, or processing, whose holders lose their claims.
         to: the queue that they go to; None is this one.
-        keep_expiration: keep their own expiration.
-        dry_run: only say what would be done.
+        to_origin: move each dead letter to the queue that it came from, where it is none any more. A letter stays whose
+            queue is not there, or has another dead-letter queue. What is no dead letter stays, too, and is passed over
+            unless its id was given.
+        whole: put the parts of each bundle together, and requeue it as one message; requeue all else as it is. What was
+            a record of a bundle belongs to it, too, and the id of the bundle chooses it. Another bundle may have an id
+            that is not a generated one: there, parts belong together that have waited since the same time.
+        keep_expiration: keep their own expirations, of a bundle that of its first part.
 
     Raises:
-        ValueError: messages of that state cannot be requeued.
+        ValueError: messages of that state cannot be requeued so; or `whole` is given with `to_origin`.
     """
-    if state not in REQUEUED:
-        way = _instead_of_requeue(context, state, to) if state in WAITING else ""
-        raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}{way}")
+    if whole and to_origin:
+        raise ValueError("whole puts parts together in this queue: requeue them to their origin after that")
+    if whole:
+        which.check(SETTLED, "parts of a bundle are put together from")
+        return _requeue_whole(context, which, keep_expiration=keep_expiration)
+    if to_origin:
+        which.check((*REQUEUED, *WAITING), "dead letters are requeued from")
+        return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
+    which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
     goal = to or context
-    passage = Passage(context, goal)
     act = partial(_requeue, Moves(context), goal=goal, keep_expiration=keep_expiration)
-    return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
+    return _carried(
+        Passage(context, goal), each(context, which, select(context, which), act, f"requeued to {goal.name}")
+    )
 
 
 def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:
-    """Return what takes messages out of a state in which they wait, as an error says it."""
+    """Return what takes messages out of a state in which they wait, as an error says it; "" for any other state."""
+    if state not in WAITING:
+        return ""
     queue = quote(context.name)
     if to is not None:
         return f"; `dropq move {queue} {quote(to.name)} --state {state}` moves what waits"
-    if count := letters_in(context, state):
+    if count := letters_in(context, Selection((state,))):
         letters = "1 dead letter waits" if count == 1 else f"{count} dead letters wait"
         where = "" if state == "target" else f" --state {state}"
         return (
@@ -170,141 +213,52 @@ def _without_reason(message: Message, act: Callable[[str], str | None]) -> str |
     return file
 
 
-def requeue_whole(
-    context: QueueContext,
-    *,
-    ids: Iterable[str] | None = None,
-    state: str = "error",
-    filter: str | None = None,
-    keep_expiration: bool = False,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
-    """Put the parts of each bundle together, and requeue it as one message; requeue all else as `requeue` does.
-
-    What was a record of a bundle belongs to it, too. A part that is alone is requeued as it is. Another bundle may have
-    an id that is not a generated one: there, parts belong together that have waited since the same time.
-
-    Args:
-        context: the queue that they lie in.
-        ids, filter: which; without both, all of the state. The id of a bundle chooses its records, too.
-        state: error, expired or processed.
-        keep_expiration: keep their own expirations, of a bundle that of its first part.
-        dry_run: only say what would be done.
-
-    Raises:
-        ValueError: parts of that state cannot be put together.
-    """
-    if state not in SETTLED:
-        raise ValueError(f"state {state!r}: parts of a bundle are put together from {', '.join(SETTLED)}")
-    return _requeue_whole(context, ids, state, filter, keep_expiration, dry_run)
-
-
-def _requeue_whole(
-    context: QueueContext,
-    ids: Iterable[str] | None,
-    state: str,
-    filter: str | None,
-    keep_expiration: bool,
-    dry_run: bool,
-) -> Iterator[Outcome]:
+def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: bool) -> Iterator[Outcome]:
     with error_context("no message was requeued"):
         joining.sweep(context)  # what a process that died was putting together is there again
-    wanted, found = _wanted(ids), set[str]()
+    (state,), found = which.states, set[str]()
     bundles = dict[tuple[str | None, str], list[Message]]()
-    for message in select(context, state, filter=filter):
+    for message in select(context, replace(which, ids=None)):
         bundle = joining.bundle_of(message)
-        known = {message.id, message.name, message.file, bundle or message.id}
-        if wanted is None or not known.isdisjoint(wanted):
+        known = _names(message) | {bundle or message.id}
+        if which.takes(known):
             found |= known
             bundles.setdefault((bundle, joining.came(message) if bundle else message.file), []).append(message)
     act = partial(_requeue, Moves(context), goal=context, keep_expiration=keep_expiration)
     done = f"requeued to {context.name}"
+
+    def joined(parts: list[Message]) -> Callable[[Message], str]:
+        return lambda _: joining.join(context, state, parts, keep_expiration=keep_expiration)
+
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
-            yield _put_together(context, state, bundle, parts, keep_expiration=keep_expiration, dry_run=dry_run)
+            outcome = _outcome(parts[0], joined(parts), f"{done} as one message of {len(parts)} parts", which)
+            yield replace(outcome, id=bundle)
         else:
-            yield from each(context, state, parts, wanted=None, act=act, done=done, dry_run=dry_run)
-    missing = [id for id in wanted or () if id not in found]
-    yield from each(context, state, [], wanted=missing, act=act, done=done, dry_run=dry_run)
+            for part in parts:
+                yield _outcome(part, act, done, which)
+    yield from _not_found(context, which, found)
 
 
-def _put_together(
-    context: QueueContext,
-    state: str,
-    bundle: str,
-    parts: list[Message],
-    *,
-    keep_expiration: bool,
-    dry_run: bool,
-) -> Outcome:
-    done = f"requeued to {context.name} as one message of {len(parts)} parts"
-    if dry_run:
-        return Outcome(bundle, parts[0].file, True, f"would be {done}")
-    try:
-        file = joining.join(context, state, parts, keep_expiration=keep_expiration)
-    except DropqError as error:
-        return Outcome(bundle, parts[0].file, False, str(error))
-    return Outcome(bundle, parts[0].file, True, done, file)
-
-
-def requeue_to_origin(
-    context: QueueContext,
-    *,
-    ids: Iterable[str] | None = None,
-    state: str = "target",
-    filter: str | None = None,
-    keep_expiration: bool = False,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
-    """Move each dead letter back into target/ of the queue that it came from, as `requeue` does.
-
-    There it is no dead letter any more. A letter stays whose queue is not there, or has another dead-letter queue. What
-    is no dead letter stays, too, and is passed over unless its id was given.
-
-    Args:
-        context: the queue that they lie in.
-        ids, filter: which; without both, all of the state.
-        state: as for `requeue`, or target or delayed.
-        keep_expiration: keep their own expiration, which they may have got in the queue that they lie in.
-        dry_run: only say what would be done.
-
-    Raises:
-        ValueError: messages of that state cannot be requeued.
-    """
-    if state not in (*REQUEUED, *WAITING):
-        raise ValueError(f"state {state!r}: dead letters are requeued from {', '.join((*REQUEUED, *WAITING))}")
-    return _requeue_to_origin(context, ids, state, filter, keep_expiration, dry_run)
-
-
-def _requeue_to_origin(
-    context: QueueContext,
-    ids: Iterable[str] | None,
-    state: str,
-    filter: str | None,
-    keep_expiration: bool,
-    dry_run: bool,
-) -> Iterator[Outcome]:
-    wanted, found = _wanted(ids), set[str]()
-    run, moves = partial(each, context, state, dry_run=dry_run), Moves(context)
-    for message, goal in _each_with_origin(context, state, filter, wanted):
-        found |= {message.id, message.name, message.file}
+def _requeue_to_origin(context: QueueContext, which: Selection, *, keep_expiration: bool) -> Iterator[Outcome]:
+    moves, found = Moves(context), set[str]()
+    for message, goal in _each_with_origin(context, which):
+        found |= _names(message)
         if isinstance(goal, DropqError):
-            yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {goal}")
+            detail = f"it stays in {message.state}/ of {context.name}: {goal}"
+            yield Outcome(message.id, message.file, False, detail)
             continue
-        passage = Passage(context, goal)
         act = partial(_requeue, moves, goal=goal, keep_expiration=keep_expiration)
-        yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
-    missing = [id for id in wanted or () if id not in found]
-    yield from run([], wanted=missing, act=lambda message: None, done="")
+        outcome = _outcome(message, act, f"requeued to {goal.name}", which)
+        yield from _carried(Passage(context, goal), [outcome])
+    yield from _not_found(context, which, found)
 
 
-def _each_with_origin(
-    context: QueueContext, state: str, filter: str | None, wanted: KeysView[str] | None
-) -> Iterator[tuple[Message, QueueContext | DropqError]]:
+def _each_with_origin(context: QueueContext, which: Selection) -> Iterator[tuple[Message, QueueContext | DropqError]]:
     """Yield the dead letters, or the messages that are wanted, with the queue that each goes back to, or why not."""
     origins = dict[str, QueueContext]()
-    for message in select(context, state, ids=wanted, filter=filter):
-        if wanted is not None or _is_letter(message):
+    for message in select(context, which):
+        if which.wanted is not None or _is_letter(message):
             try:
                 goal = _origin(message, origins)
                 dead_letters.check_origin(context, goal)
@@ -314,11 +268,9 @@ def _each_with_origin(
                 yield message, goal
 
 
-def origins_in(
-    context: QueueContext, state: str, filter: str | None = None, ids: Iterable[str] | None = None
-) -> Counter[str]:
-    """Return how many letters `requeue_to_origin` would put back into which queue; by "" those that stay."""
-    found = _each_with_origin(context, state, filter, _wanted(ids))
+def origins_in(context: QueueContext, which: Selection) -> Counter[str]:
+    """Return how many letters a requeue to their origins would put into which queue; by "" those that stay."""
+    found = _each_with_origin(context, which)
     return Counter("" if isinstance(goal, DropqError) else goal.name for _, goal in found)
 
 
@@ -329,13 +281,10 @@ def requeued_from(state: str | None, *, to_origin: bool) -> str:
     return "target" if to_origin else "error"
 
 
-def letters_in(context: QueueContext, state: str, filter: str | None = None, ids: Iterable[str] | None = None) -> int:
-    """Return how many dead letters a queue has in a state, of those that match a filter, or have one of these ids."""
-    wanted = None if ids is None else set(ids)
-    return sum(
-        _is_letter(message) and (wanted is None or not wanted.isdisjoint({message.id, message.name, message.file}))
-        for message in browse(context, state, filter)
-    )
+def letters_in(context: QueueContext, which: Selection) -> int:
+    """Return how many of the selected messages are dead letters, by a look alone."""
+    messages = (message for state in which.states for message in browse(context, state, which.filter))
+    return sum(_is_letter(message) and which.takes(_names(message)) for message in messages)
 
 
 def _is_letter(message: Message) -> bool:
@@ -358,25 +307,17 @@ def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
     return opened[origin]
 
 
-def move(
-    context: QueueContext,
-    to: QueueContext,
-    *,
-    ids: Iterable[str] | None = None,
-    state: str = "target",
-    filter: str | None = None,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
+def move(context: QueueContext, which: Selection, *, to: QueueContext) -> Iterator[Outcome]:
     """Move messages into another queue's target/, with their counters and expirations as they are.
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
     """
-    passage, moves = Passage(context, to), Moves(context)
+    moves = Moves(context)
 
     def act(message: Message) -> str | None:
         return _without_reason(message, lambda folder: moves.move(folder, message.file, to))
 
-    return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
+    return _carried(Passage(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
 
 
 def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -407,35 +348,15 @@ def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
             yield replace(outcome, ok=False, detail=detail, target=None)
 
 
-def expire(
-    context: QueueContext,
-    *,
-    ids: Iterable[str] | None = None,
-    state: str | None = None,
-    filter: str | None = None,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
+def expire(context: QueueContext, which: Selection) -> Iterator[Outcome]:
     """Move messages that wait, are delayed or are held to expired/; their holders lose their claims.
-
-    Args:
-        context: the queue.
-        ids, filter: which; without both, all of the state.
-        state: target, delayed or processing; None for all three.
-        dry_run: only say what would be done.
 
     Raises:
         ValueError: messages of that state cannot be expired.
     """
-    states = EXPIRED if state is None else (state,)
-    if not set(states) <= set(EXPIRED):
-        raise ValueError(f"state {state!r}: messages are expired in {', '.join(EXPIRED)}")
-    wanted = _wanted(ids)
-    messages = [message for one in states for message in select(context, one, ids=wanted, filter=filter)]
-
-    def act(message: Message) -> str | None:
-        return "" if _expire(context, message) else None
-
-    return each(context, "/, ".join(states), messages, wanted=wanted, act=act, done="expired", dry_run=dry_run)
+    which.check(EXPIRED, "messages are expired in")
+    messages = list(select(context, which))
+    return each(context, which, messages, lambda message: "" if _expire(context, message) else None, "expired")
 
 
 def _expire(context: QueueContext, message: Message) -> bool:
@@ -453,21 +374,14 @@ def _expire(context: QueueContext, message: Message) -> bool:
     return True
 
 
-def purge(
-    context: QueueContext,
-    *,
-    ids: Iterable[str] | None = None,
-    state: str = "target",
-    filter: str | None = None,
-    older_than: float | None = None,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
+def purge(context: QueueContext, which: Selection) -> Iterator[Outcome]:
     """Remove messages for good."""
+    moves = Moves(context)
 
     def act(message: Message) -> str | None:
-        return "" if Moves(context).remove(state, message.file) else None
+        return "" if moves.remove(message.state, message.file) else None
 
-    return _each(context, state, ids, filter, act, "removed", dry_run, older_than)
+    return each(context, which, select(context, which), act, "removed")
 
 
 def prune(
@@ -502,62 +416,48 @@ def _wait_for_recovery(context: QueueContext) -> None:
         )
 
 
-def _each(
-    context: QueueContext,
-    state: str,
-    ids: Iterable[str] | None,
-    filter: str | None,
-    act: Callable[[Message], str | None],
-    done: str,
-    dry_run: bool,
-    older_than: float | None = None,
-) -> Iterator[Outcome]:
-    wanted = _wanted(ids)
-    messages = select(context, state, ids=wanted, filter=filter, older_than=older_than)
-    return each(context, state, messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
-
-
 def each(
     context: QueueContext,
-    state: str,
+    which: Selection,
     messages: Iterable[Message],
-    *,
-    wanted: Iterable[str] | None,
     act: Callable[[Message], str | None],
     done: str,
-    dry_run: bool,
 ) -> Iterator[Outcome]:
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
     Args:
-        context, state: where the messages are looked for.
-        messages: the messages.
-        wanted: the ids, file names or receipts that were asked for; None if no certain ones were.
         act: does it; returns the message's file name where it went, or None if another process was first.
         done: what was done, in words.
-        dry_run: only say what would be done.
     """
     found: set[str] = set()
     for message in messages:
-        found |= {message.id, message.name, message.file}
-        if dry_run:
-            yield Outcome(message.id, message.file, True, f"would be {done}")
-            continue
-        try:
-            file = act(message)
-        except DropqError as error:
-            yield Outcome(message.id, message.file, False, str(error))
-            continue
-        if file is None:
-            yield Outcome(message.id, message.file, False, f"somebody else took it out of {message.state}/ first")
-        else:
-            yield Outcome(message.id, message.file, True, done, file or None)
-    missing = [id for id in wanted or () if id not in found]
-    records = _records_of(context, state, missing) if missing and state in SETTLED else {}
+        found |= _names(message)
+        yield _outcome(message, act, done, which)
+    yield from _not_found(context, which, found)
+
+
+def _outcome(message: Message, act: Callable[[Message], str | None], done: str, which: Selection) -> Outcome:
+    """Do something to a message, unless that is only to be reported; return what became of it."""
+    told = partial(Outcome, message.id, message.file)
+    if which.dry_run:
+        return told(True, f"would be {done}")
+    try:
+        file = act(message)
+    except DropqError as error:
+        return told(False, str(error))
+    if file is None:
+        return told(False, f"somebody else took it out of {message.state}/ first")
+    return told(True, done, file or None)
+
+
+def _not_found(context: QueueContext, which: Selection, found: set[str]) -> Iterator[Outcome]:
+    """Yield an outcome for each name that was asked for and that no message has."""
+    missing = [id for id in which.wanted or () if id not in found]
+    records = _records_of(context, which.where, missing) if missing and which.where in SETTLED else {}
     for id in missing:
         ids = records.get(id, [])
         hint = f"; {len(ids)} of its records are there, such as {ids[0]}" if ids else ""
-        yield Outcome(id, id, False, f"no such message in {state}/ of queue {context.name}{hint}")
+        yield Outcome(id, id, False, f"no such message in {which.where}/ of queue {context.name}{hint}")
 
 
 def _records_of(context: QueueContext, state: str, bundles: Iterable[str]) -> dict[str, list[str]]:

@@ -19,7 +19,6 @@ from dropq import NoSuchQueue, Queue, Root, Unavailable, route
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import known_queues, sidecars
 from dropq.storage.files import Storage
-from dropq.upkeep import bulk
 from dropq.upkeep.sweep import sweep
 
 #: What does not fit a name.
@@ -143,7 +142,7 @@ def test_the_metadata_of_a_message_that_was_moved_to_a_queue_which_is_away_stays
         file.rename(base(other) / "target" / file.name)
         assert swept(queue, clock, 1) == 0
     else:
-        assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+        assert [outcome.ok for outcome in queue.move(other)] == [True]
     with away(other, nothing):
         assert swept(queue, clock) == 0
     assert_whole(other, clock)

@@ -121,7 +121,7 @@ def test_a_message_keeps_all_that_a_move_keeps(scene: Scene) -> None:
 def test_a_message_that_is_requeued_there_begins_anew(scene: Scene) -> None:
     scene.here.send(b"body", expires_in=3600)
     take(scene.here).reject("bad")
-    (outcome,) = bulk.requeue(scene.here.context, to=scene.there.context)
+    (outcome,) = bulk.requeue(scene.here.context, bulk.Selection(("error",)), to=scene.there.context)
     (after,) = scene.there.browse()
     assert outcome.ok and outcome.detail == "requeued to there"
     assert (after.delivery_count, after.redelivered, after.expiration) == (0, False, None)

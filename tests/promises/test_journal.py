@@ -29,7 +29,6 @@ from dropq.format import names
 from dropq.queue.stream_journal import Journal
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
-from dropq.upkeep import bulk
 
 #: Seconds of the leases here, and how far in the past the clock begins: a file's times are those of the real clock, so
 #: that what a lease's end is followed by has to come at the present.
@@ -618,7 +617,7 @@ def test_what_was_given_back_is_delivered_anew_however_late_the_stream_goes_on(
     if way == "an administrator":
         message.reject("bad input")
         swept_in_the_present(queue, clock)
-        assert [outcome.ok for outcome in bulk.requeue(queue.context)] == [True]
+        assert [outcome.ok for outcome in queue.requeue()] == [True]
     elif way == "a delay":
         message.nack(delay="1h")
         swept_in_the_present(queue, clock)

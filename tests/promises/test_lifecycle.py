@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.upkeep import bulk
+from dropq.upkeep.bulk import Selection
 
 #: A plain name, and what it may go on with.
 PLAIN = "4.1763770000000000-0000000000.B"
@@ -329,7 +331,7 @@ def test_requeue_with_keep_expiration_keeps_it(make: Make, clock: Clock) -> None
     queue.send(b"a", expires_in="100s")
     take(queue).reject("r")
     expiration = clock.ms + 100_000
-    (outcome,) = bulk.requeue(queue.context, keep_expiration=True)
+    (outcome,) = bulk.requeue(queue.context, Selection(("error",)), keep_expiration=True)
     assert outcome.ok
     (found,) = queue.browse()
     assert found.expiration is not None
@@ -355,7 +357,7 @@ def test_a_message_that_is_requeued_to_another_queue_leaves_the_first(make: Make
     other = queue.root.create_queue("other", durability="none")
     queue.send(b"a")
     take(queue).reject("r")
-    assert [outcome.ok for outcome in bulk.requeue(queue.context, to=other.context)] == [True]
+    assert [outcome.ok for outcome in bulk.requeue(queue.context, Selection(("error",)), to=other.context)] == [True]
     assert (where(queue), where(other)) == ({}, {"target": [b"a"]})
 
 
@@ -365,21 +367,21 @@ def test_a_move_to_another_queue_keeps_counters_and_expiration(make: Make) -> No
     queue.send(b"a", expires_in="1h")
     take(queue).nack()
     (before,) = names_in(queue, "target")
-    assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+    assert [outcome.ok for outcome in queue.move(other)] == [True]
     assert names_in(other, "target") == [before]
 
 
 def test_a_move_to_a_queue_of_another_root_takes_the_spilled_metadata_along(make: Make) -> None:
     queue, other = make(), make()
     queue.send(b"a", properties={"long": "x" * 300})
-    assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+    assert [outcome.ok for outcome in queue.move(other)] == [True]
     assert take(other).properties == {"long": "x" * 300}
 
 
 def test_a_purge_removes_for_good(make: Make) -> None:
     queue = make()
     ids = [sent.id for sent in queue.send_many([b"a", b"b", b"c"])]
-    outcomes = list(bulk.purge(queue.context, ids=[ids[1], "nothing"]))
+    outcomes = queue.purge([ids[1], "nothing"])
     assert [outcome.ok for outcome in outcomes] == [True, False]
     assert where(queue) == {"target": [b"a", b"c"]}
 
@@ -428,7 +430,7 @@ def test_an_expire_of_what_another_settles_first_says_so(make: Make, state: str)
     queue = make(timing=FRESH)
     queue.send_many([b"a", b"b"])
     first = take(queue) if state == "processing" else None
-    outcomes = bulk.expire(queue.context, state=state)
+    outcomes = bulk.expire(queue.context, Selection((state,)))
     (first or take(queue)).ack()
     done = list(outcomes)
     assert (done[0].ok, done[0].detail) == (False, f"somebody else took it out of {state}/ first")
@@ -439,7 +441,7 @@ def test_the_lease_of_what_is_expired_may_have_been_renewed_meanwhile(make: Make
     queue = make(timing=FRESH, lease_period="1h")
     queue.send(b"a")
     message = take(queue)
-    outcomes = bulk.expire(queue.context)
+    outcomes = bulk.expire(queue.context, Selection(bulk.EXPIRED))
     message.extend("2h")
     assert [outcome.ok for outcome in outcomes] == [True]
     assert where(queue) == {"expired": [b"a"]}
@@ -451,9 +453,9 @@ def test_a_dry_run_changes_nothing(make: Make) -> None:
     queue.send(b"a")
     take(queue).reject("r")
     before = where(queue)
-    for verb in (bulk.requeue(queue.context, dry_run=True), bulk.purge(queue.context, state="error", dry_run=True)):
-        assert [outcome.ok for outcome in verb] == [True]
-    assert [outcome.ok for outcome in bulk.move(queue.context, other.context, state="error", dry_run=True)] == [True]
+    which = Selection(("error",), dry_run=True)
+    for verb in (bulk.requeue, bulk.purge, partial(bulk.move, to=other.context)):
+        assert [outcome.ok for outcome in verb(queue.context, which)] == [True]
     assert where(queue) == before
 
 

@@ -158,9 +158,7 @@ def test_what_comes_by_other_ways_is_counted_and_never_stopped(full: Make) -> No
     draft.rename(Path(queue.layout.target, "by-hand"))
     take(queue).nack()
     assert unprocessed(queue) == 5
-    from dropq.upkeep.bulk import move
-
-    assert all(outcome.ok for outcome in move(queue.context, other.context))
+    assert all(outcome.ok for outcome in queue.move(other))
     assert unprocessed(other) == 5
     with pytest.raises(QueueFull):
         other.send(b"x")

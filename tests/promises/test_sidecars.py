@@ -17,7 +17,6 @@ from dropq import Message, Typed
 from dropq.format import names
 from dropq.lifecycle.sidecars import collect
 from dropq.storage.files import Storage
-from dropq.upkeep import bulk
 
 LONG: dict[str, Any] = {
     "correlation_id": "c" * 80,
@@ -194,9 +193,9 @@ def test_what_would_be_written_without_its_sidecar_is_not_moved(make: Make, monk
 
     with monkeypatch.context() as patched:
         patched.setattr("dropq.lifecycle.sidecars.read_small", unread)
-        (outcome,) = bulk.move(queue.context, far.context)
+        (outcome,) = queue.move(far)
     assert not outcome.ok and "nothing was moved" in outcome.detail
-    (outcome,) = bulk.move(queue.context, far.context)
+    (outcome,) = queue.move(far)
     assert outcome.ok
     assert take(far).properties == {"long": "x" * 300}
 

@@ -17,7 +17,6 @@ from dropq import DropqError, Queue
 from dropq.spark.columns import SCHEMA
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.open_claims import SETTING, OpenClaims, claim_id
-from dropq.upkeep import bulk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,7 +158,7 @@ def test_the_same_messages_make_the_same_claim_however_they_came_back(queue: Que
         assert claim_id(queue.context, messages) == first
         for message in messages:
             message.ack()
-    assert len(list(bulk.requeue(queue.context, state="processed"))) == 3
+    assert len(queue.requeue(state="processed")) == 3
     again = claim()
     assert again != first and claim() == again
     for name in os.listdir(queue.layout.target):

@@ -38,7 +38,6 @@ from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import BODY_FORMATS, ReadOptions
 from dropq.spark.reader import Part, QueueReader
 from dropq.storage.reading import RESERVED_MODE
-from dropq.upkeep import bulk
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -1125,7 +1124,7 @@ def test_a_batch_that_is_first_read_when_a_message_is_lost_fails_in_the_driver(
 
 def requeue(queue: Queue, id: str) -> None:
     """Take a message away from who holds it, as administrators may."""
-    assert [outcome.ok for outcome in bulk.requeue(queue.context, state="processing", ids=[id])] == [True]
+    assert [outcome.ok for outcome in queue.requeue([id], state="processing")] == [True]
 
 
 def first_held(queue: Queue) -> str:

@@ -265,23 +265,23 @@ def comes_back(case: Case) -> None:
         message = subscription.receive()
         assert message is not None
         settle(message)
-        all_ok(bulk.requeue(queue.context, state=state))
+        all_ok(queue.requeue(state=state))
         with queue.subscribe() as again:  # out of the way of those that follow
             message = again.receive()
             assert message is not None
-            all_ok(bulk.requeue(queue.context, state="processing"))
+            all_ok(queue.requeue(state="processing"))
     queue.send(case.body("moved", "other/target"), message_id="moved-by-id")
-    all_ok(bulk.move(queue.context, other.context, ids=["moved-by-id"]))
+    all_ok(queue.move(other, ["moved-by-id"]))
     case.removed |= {"purged", *(f"pruned{number}" for number in range(5))}
     queue.send(body("purged"), message_id="purged-by-id")
-    all_ok(bulk.purge(queue.context, ids=["purged-by-id"]))
+    all_ok(queue.purge(["purged-by-id"]))
     kept = case.queue("kept")
     for number in range(5):
         kept.send(body(f"pruned{number}"))
         with_one(kept, lambda message: message.ack())
     kept.send(case.body("kept", "kept/processed"))
     with_one(kept, lambda message: message.ack())
-    all_ok(bulk.prune(kept.context, keep_count=1))
+    all_ok(kept.prune(keep_count=1))
 
 
 def names_are_foreign(case: Case) -> None:
@@ -385,7 +385,7 @@ def long_names(case: Case) -> None:
     with_one(queue, lambda message: message.nack())
     with_one(queue, lambda message: message.fail("no"))
     with_one(queue, lambda message: message.reject("no"))
-    all_ok(bulk.requeue(queue.context))
+    all_ok(queue.requeue())
     case.root.sweep()
 
     def last(message: Any) -> None:
@@ -764,9 +764,9 @@ def _verbs_of_a_dead_mount(
         "sweep": lambda: queue.sweep(),
         "root.sweep": lambda: queue.root.sweep(),
         "requeue": lambda: queue.requeue(),
-        "move": lambda: list(bulk.move(queue.context, queue.context)),
-        "purge": lambda: list(bulk.purge(queue.context)),
-        "prune": lambda: list(bulk.prune(queue.context, keep_count=0)),
+        "move": lambda: queue.move(queue),
+        "purge": lambda: queue.purge(),
+        "prune": lambda: queue.prune(keep_count=0),
         "pause": lambda: queue.pause(),
         "resume": lambda: queue.resume(),
         "fsck": lambda: queue.fsck(),

@@ -857,9 +857,7 @@ def _lost_removal(queue: Queue, folder: Path, lose: Lose) -> None:
     queue.send(body("m"))
     _take(queue, "m").ack()
     lose()
-    from dropq.upkeep import bulk
-
-    removed = [outcome for outcome in bulk.purge(queue.context, state="processed") if outcome.ok]
+    removed = [outcome for outcome in queue.purge(state="processed") if outcome.ok]
     assert len(removed) == 1
     _expect(folder)
 

@@ -516,7 +516,7 @@ VERBS: dict[str, Callable[[Queue], object]] = {
     "health": lambda queue: health(queue, max_age=1, max_count=1, max_error=1),
     "health of the root": lambda queue: list(health_root(queue.root.context)),
     "requeue": lambda queue: [queue.requeue(state=state) for state in bulk.REQUEUED],
-    "move": lambda queue: list(bulk.move(queue.context, queue.root.queue("other").context)),
+    "move": lambda queue: queue.move(queue.root.queue("other")),
     "send": _send,
     "job": _job,
     "stream": _stream,
@@ -529,10 +529,8 @@ VERBS: dict[str, Callable[[Queue], object]] = {
 }
 #: What removes messages for good; it comes last.
 REMOVERS: dict[str, Callable[[Queue], object]] = {
-    "purge": lambda queue: [
-        list(bulk.purge(queue.context, state=state)) for state in ("target", "error", "processing")
-    ],
-    "prune": lambda queue: list(bulk.prune(queue.context, state="processed", keep_count=0)),
+    "purge": lambda queue: [queue.purge(state=state) for state in ("target", "error", "processing")],
+    "prune": lambda queue: queue.prune(state="processed", keep_count=0),
     "delete by force": lambda queue: queue.root.delete_queue("q", force=True),
 }
 #: What is done on the command line; `ID` stands for a message that is there, where there is one.
@@ -739,7 +737,7 @@ def big_bodies(folder: Path, size: int, ways: Iterable[str] = tuple(WAYS)) -> Ro
         print(f"{way}: {peaks[1] - peaks[0]:,} bytes of memory for a body of {length:,}", file=sys.stderr)
         if peaks[1] - peaks[0] > BODY_LIMIT:
             row.wrong.append(f"{way} of {length:,} bytes took {peaks[1] - peaks[0]:,} bytes of memory")
-    moved = list(bulk.move(queue.context, away.context))
+    moved = queue.move(away)
     if not moved or not all(outcome.ok for outcome in moved):
         row.wrong.append(f"move to another root: {moved}")
     return row

@@ -53,7 +53,7 @@ def test_every_verb_is_found_and_called_without_being_listed(tmp_path: Path, mon
     scene = build(tmp_path, SETTINGS[0], Clock())
     names = [str(verb) for verb in verbs(scene)]
     assert {"Queue.send", "Queue.send(delay=1h)", "Message.ack", "Root.delete_queue(force=True)", "work"} <= {*names}
-    assert {"Job.commit", "requeue(to=far/away)", "purge(state=error)", "Message.body", "Journal.settle"} <= {*names}
+    assert {"Job.commit", "requeue(to=far/away)", "purge(which=target)", "Message.body", "Journal.settle"} <= {*names}
     monkeypatch.setattr(Queue, "shout", shout, raising=False)
     with pytest.raises(LookupError, match=r"say in VALUES what `loudness` of Queue\.shout is"):
         verbs(scene)

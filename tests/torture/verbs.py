@@ -31,13 +31,14 @@ from dropq.queue.stream_journal import Journal
 from dropq.staging import jobs
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
 from dropq.upkeep import bulk
+from dropq.upkeep.bulk import Outcome, Selection
 from torture.account import body
 
 #: Where public verbs are found, besides what `dropq` itself exports.
 MODULES: tuple[ModuleType, ...] = (bulk, jobs, stream_journal, fsck)
 #: Public by name, but no verbs: what dropq's own modules use among themselves.
 INNER = {
-    "Typed", "SweepReport", "Stop",  # they hold what was found, or is to be said
+    "Typed", "SweepReport", "Stop", "Selection",  # they hold what was found, or is to be said
     "Health", "Diagnosis", "Finding", "Graph", "Node", "Edge",  # these, too
     "Message.link",  # of a worker, for its own private folder
     "Topic",  # tests/torture/topic_cases.py has a scene for it, in which a message is in many places
@@ -284,6 +285,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
+    "which": lambda scene: [Selection((state,)) for state in VALUES["state"](scene)],
     "Queue.request.timeout": lambda scene: ["1ms"],
     "to": lambda scene: [scene.other.context, scene.far.context],
     "Queue.add_selector.to": lambda scene: [scene.other.name],
@@ -386,9 +388,21 @@ def verbs(scene: Scene) -> list[Verb]:
 
 
 def _in_words(value: object) -> str:
+    if isinstance(value, Selection):
+        return value.where
     if isinstance(value, QueueContext | Queue):
         return f"far/{value.name}" if value.name == "away" else value.name
     return str(value)[:20] if isinstance(value, str | int) else type(value).__name__
+
+
+def requeue_whole(context: QueueContext, which: Selection) -> Iterator[Outcome]:
+    """Put parts together, in any state."""
+    return bulk.requeue(context, which, whole=True)
+
+
+def requeue_to_origin(context: QueueContext, which: Selection) -> Iterator[Outcome]:
+    """Put dead letters back, from any state."""
+    return bulk.requeue(context, which, to_origin=True)
 
 
 def _functions() -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
@@ -397,6 +411,7 @@ def _functions() -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
     for module in MODULES:
         own = (value for name, value in vars(module).items() if not name.startswith("_"))
         public += [value for value in own if getattr(value, "__module__", "") == module.__name__]
+    public += [requeue_whole, requeue_to_origin]
     for thing in dict.fromkeys(value for value in public if callable(value)):
         if isinstance(thing, FunctionType):
             yield None, thing.__name__, thing
