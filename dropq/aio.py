@@ -23,8 +23,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from inspect import signature
 from types import TracebackType
-from typing import IO, Any, Generic, TypeVar, cast, overload
+from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import dropq.api
 import dropq.queue.message
@@ -49,6 +50,20 @@ REQUESTS = 64
 IDLE = 5.0
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _taking(
+    verb: Callable[Concatenate[dropq.api.Queue, P], object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Queue, P], T]]:
+    """Give a verb the parameters of the one for threads, as type checkers and `help` show them."""
+
+    def taking(awaited: Callable[..., T]) -> Callable[Concatenate[Queue, P], T]:
+        returned = signature(awaited).return_annotation
+        awaited.__signature__ = signature(verb).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return awaited
+
+    return taking
 
 
 class Queue:
@@ -74,6 +89,7 @@ class Queue:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
+    @_taking(dropq.api.Queue.send)
     async def send(self, body: bytes | str, **fields: Any) -> Sent:
         """Send a message, as `dropq.Queue.send` does.
 
@@ -94,27 +110,10 @@ class Queue:
         """Send a file's content, as `dropq.Queue.send_file` does; cancelled as `send` is."""
         return await self._send(partial(self.queue.send_file, path, move=move, **fields))
 
-    def record_writer(
-        self,
-        format: str = "jsonl",
-        *,
-        max_records: int = 1000,
-        max_bytes: int = 1 << 20,
-        linger: Duration | None = None,
-        header: bytes | str | None = None,
-        **fields: Any,
-    ) -> RecordWriter:
+    @_taking(dropq.api.Queue.record_writer)  # type: ignore[arg-type]  # a field could be called self
+    def record_writer(self, *format: str, **options: Any) -> RecordWriter:
         """Return a writer, with the arguments of `dropq.Queue.record_writer`; `async with` opens and closes it."""
-        opening = partial(
-            self.queue.record_writer,
-            format,
-            max_records=max_records,
-            max_bytes=max_bytes,
-            linger=linger,
-            header=header,
-            **fields,
-        )
-        return RecordWriter(self, opening)
+        return RecordWriter(self, partial(self.queue.record_writer, *format, **options))
 
     async def request(self, body: bytes | str, timeout: Duration | None, **fields: Any) -> Message | None:
         """Send a message and wait for the answer to it, as `dropq.Queue.request` does.
@@ -130,27 +129,10 @@ class Queue:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def subscribe(
-        self,
-        *,
-        client_id: str | None = None,
-        named: bool = False,
-        filter: str | None = None,
-        max_backlog: int | None = 1,
-        lease_period: Duration | None = None,
-        detached: bool = False,
-    ) -> Subscription:
+    @_taking(dropq.api.Queue.subscribe)
+    def subscribe(self, **options: Any) -> Subscription:
         """Return a subscription, with the arguments of `dropq.Queue.subscribe`; `async with` opens and closes it."""
-        opening = partial(
-            self.queue.subscribe,
-            client_id=client_id,
-            named=named,
-            filter=filter,
-            max_backlog=max_backlog,
-            lease_period=lease_period,
-            detached=detached,
-        )
-        return Subscription(self, opening)
+        return Subscription(self, partial(self.queue.subscribe, **options))
 
     async def messages(
         self,
