@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 import typer
 
 from dropq.format.layout import ALL_STATES
+
+from .shell import UsageError
 
 #: Seconds of a lease where neither the command nor the queue has a period.
 LEASE = 60.0
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     State = str
 else:  # typer takes the choices from here
     State = Literal[ALL_STATES]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="The queues; all by default.")]
@@ -92,3 +99,67 @@ def lease_of(queue: Queue, given: float | None) -> float:
 def state(help: str) -> Any:
     """Return the option that names a state."""
     return typer.Option("--state", metavar="STATE", help=f"{help} One of {', '.join(ALL_STATES)}.")
+
+
+class Headers(TypedDict):
+    """What an option says of a message that is sent, beside its body."""
+
+    properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--property",
+            metavar="NAME[:TYPE]=VALUE",
+            help="A property. TYPE is S (text, the default), B (boolean), Y, H, I, L (whole numbers of 8 to 64 bits), "
+            "F or D (float, double).",
+        ),
+    ]
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")]
+    type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The JMS type.")]
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", metavar="ID", help="The JMS correlation id.")
+    ]
+    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help="The queue for answers.")]
+    expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")]
+    delay: Annotated[float | None, duration("--delay", help="Deliver it only after this long.")]
+    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="The message's id, instead of a generated id.")]
+
+
+def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return what gives a command that takes `**headers: Unpack[Headers]` these options, behind its arguments.
+
+    Args:
+        helps: what the help of the command says instead, by the name of the option.
+    """
+
+    def with_options(command: Callable[P, R]) -> Callable[P, R]:
+        own = signature(command, eval_str=True)
+        params = [param for param in own.parameters.values() if param.kind is not Parameter.VAR_KEYWORD]
+        behind = sum(param.kind is not Parameter.KEYWORD_ONLY for param in params)
+        for name, hint in get_type_hints(Headers, include_extras=True).items():
+            option = copy(hint.__metadata__[0])
+            option.help = helps.get(name, option.help)
+            default, kind = 4 if name == "priority" else None, Parameter.KEYWORD_ONLY
+            params.insert(behind, Parameter(name, kind, default=default, annotation=Annotated[hint.__origin__, option]))
+            behind += 1
+        command.__signature__ = own.replace(parameters=params)  # type: ignore[attr-defined]
+        command.__annotations__ = {param.name: param.annotation for param in params}
+        return command
+
+    return with_options
+
+
+def fields_of(headers: Headers) -> dict[str, Any]:
+    """Return the arguments of `Queue.send` that the options say.
+
+    Raises:
+        UsageError: a property cannot be read.
+    """
+    from dropq.format.typed import read_property
+
+    try:
+        properties = dict(map(read_property, headers["properties"] or ()))
+    except ValueError as error:
+        raise UsageError(f"-p {error}; nothing was sent") from error
+    fields = {name: value for name, value in headers.items() if name != "id"}
+    return {**fields, "message_id": headers["id"], "properties": properties}

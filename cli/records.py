@@ -18,16 +18,14 @@ from typing import Any
 from dropq import Queue, RecordWriter, Sent
 from dropq.errors import DropqError, QueueFull
 from dropq.policies.send_limits import MustWait
-from dropq.queue.record_writer import _Bundle
-from dropq.queue.sender import Sender
 from dropq.records.formats import MARK, format_of
 from dropq.records.reader import BLOCK, RecordReader
 from dropq.records.rows import LINE_FEED
 from dropq.storage.failures import describe, error_context
 
 from . import output
-from .messages import Sending, record_of_send
 from .output import BAD_DATA, NEGATIVE, OK
+from .sending import Sending, record_of_send
 from .shell import Shell, UsageError, despite_closed_stdout, stdin
 
 #: Seconds that a record waits for others.
@@ -87,9 +85,9 @@ class _Writer(RecordWriter):
     def _call_thread(self) -> None:
         pass
 
-    def _send_to(self, goal: Sender, bundle: _Bundle) -> None:
+    def _send_first(self) -> None:
         try:
-            super()._send_to(goal, bundle)
+            super()._send_first()
         except MustWait as error:  # a signal has ended the wait
             raise QueueFull(str(error)) from error
 

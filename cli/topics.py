@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -19,7 +19,7 @@ from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output
-from .options import DryRun, Json, Quiet, Settings, TopicName, Yes, duration
+from .options import DryRun, Headers, Json, Quiet, Settings, TopicName, Yes, duration, with_headers
 from .output import OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
@@ -55,18 +55,12 @@ def create(ctx: typer.Context, name: TopicName, settings: Settings = None, json:
 
 
 @topic.command("publish", cls=Command)
+@with_headers()
 def publish(
     ctx: typer.Context,
     name: TopicName,
     files: messages.Files = None,
-    properties: messages.Properties = None,
-    priority: messages.Priority = 4,
-    type: messages.Type = None,
-    correlation_id: messages.CorrelationId = None,
-    reply_to: messages.ReplyTo = None,
-    expires_in: messages.ExpiresIn = None,
-    delay: messages.Delay = None,
-    id: messages.OwnId = None,
+    *,
     lines: messages.Lines = False,
     move: messages.Move = False,
     client_id: Annotated[
@@ -81,6 +75,7 @@ def publish(
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
+    **headers: Unpack[Headers],
 ) -> int:
     """Publish each FILE, or standard input; prints the ids.
 
@@ -91,21 +86,7 @@ def publish(
     shell = Shell(ctx, json, quiet)
     topic = shell.root.topic(unescape(name), client_id=client_id)
     with topic._patient(timeout):
-        return messages.send_all(
-            shell,
-            lambda: topic.queue,
-            files,
-            lines=lines,
-            move=move,
-            id=id,
-            properties=properties,
-            priority=priority,
-            type=type,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            expires_in=expires_in,
-            delay=delay,
-        )
+        return messages.send_all(shell, lambda: topic.queue, files, headers, lines=lines, move=move)
 
 
 @topic.command("subscribe", cls=Command)

@@ -31,7 +31,7 @@ import dropq
 from dropq import Message, Queue, Root
 from dropq.cli import look, output
 from dropq.cli import main as cli
-from dropq.cli.messages import Sending
+from dropq.cli.sending import Sending
 from dropq.cli.shell import DelayedInterrupt
 from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.moving import Moves
