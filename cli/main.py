@@ -197,11 +197,7 @@ def build() -> typer.Typer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; it raises nothing.
-
-    Args:
-        argv: the arguments; None takes the process's own, and sets the process up as a command of a shell.
-    """
+    """Run a command line, None for the process's own; return its exit code, and raise nothing."""
     if argv is None:
         _set_up()
     if COMPLETION in os.environ:

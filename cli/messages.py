@@ -119,11 +119,7 @@ def send_all(
     move: bool,
     wait_reply: float | None = None,
 ) -> int:
-    """Send files, or their lines, and print the ids; return the exit code.
-
-    Args:
-        open_queue: returns where it sends to; called when the arguments are checked.
-    """
+    """Send files, or their lines, and print the ids; the queue is opened once the arguments are checked."""
     sources = _sources(files, id=headers["id"], lines=lines, move=move)
     if wait_reply == 0:
         raise UsageError("--wait-reply 0: an answer takes longer; nothing was sent")

@@ -126,11 +126,7 @@ class Headers(TypedDict):
 
 
 def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return what gives a command that takes `**headers: Unpack[Headers]` these options, behind its arguments.
-
-    Args:
-        helps: what the help of the command says instead, by the name of the option.
-    """
+    """Return what gives a command with `**headers: Unpack[Headers]` these options; `helps` replaces their helps."""
 
     def with_options(command: Callable[P, R]) -> Callable[P, R]:
         own = signature(command, eval_str=True)
@@ -150,11 +146,7 @@ def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def fields_of(headers: Headers) -> dict[str, Any]:
-    """Return the arguments of `Queue.send` that the options say.
-
-    Raises:
-        UsageError: a property cannot be read.
-    """
+    """Return the arguments of `Queue.send` that the options say; UsageError for a property that cannot be read."""
     from dropq.format.typed import read_property
 
     try:

@@ -188,11 +188,7 @@ def put(text: str, *, flush: bool = False) -> None:
 
 
 def write(text: str) -> None:
-    """Write a line of data that must not get lost, at once.
-
-    Raises:
-        OSError: it could not be written, or standard output was closed before dropq began.
-    """
+    """Write a line of data that must not get lost, at once; OSError where it cannot be written."""
     if sys.__stdout__ is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     print(text, flush=True)

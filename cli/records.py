@@ -105,11 +105,7 @@ class _EndedAtOnce(KeyboardInterrupt):
 
 
 class _Ending:
-    """The signals that ended the command, and a pipe that is readable when one has come.
-
-    Args:
-        queue: where the command sends to; a signal ends its wait for room there.
-    """
+    """The signals that ended the command, its wait for room included, and a pipe that is readable when one has come."""
 
     def __init__(self, queue: Queue) -> None:
         self.came: list[int] = []
@@ -173,15 +169,7 @@ def _noting_signals(queue: Queue) -> Iterator[_Ending]:
 
 
 class _Records(Sending):
-    """One run of `send --records`.
-
-    Args:
-        shell: the run of the command.
-        queue: where it sends to.
-        body_format: the format of the records.
-        open_writer: returns a writer for records behind a header.
-        ending: whether a signal has come.
-    """
+    """One run of `send --records`; `open_writer` returns a writer for records behind a header."""
 
     def __init__(
         self,

@@ -60,23 +60,13 @@ class _Bulk:
         return sum(counts[state] for state in self.which.states) if named is None else len(named)
 
     def run_on_those(self, verb: str, act: Act, goal: str = "") -> int:
-        """Ask about the messages that were named or match the filter, else about all, and run; return the exit code.
-
-        Args:
-            goal: how the question ends, if a goal belongs to it.
-        """
+        """Ask about the messages that were named or match the filter, else about all, and run; return the exit code."""
         which, total = self.which, self.total()
         question = f"{verb.capitalize()} {_those(total, which.filter)} in {which.where}/ of {self.queue.name}{goal}?"
         return self.run(verb, act, total if which.filter is None else None, question=question)
 
     def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
-        """Ask, act, and report; return the exit code.
-
-        Args:
-            verb: a key of `_DONE`.
-            total: how many messages are expected; None when they were not counted.
-            always_asks: ask about messages that were named, too.
-        """
+        """Ask, also about named messages if it `always_asks`, act on the `total`, and report; return the exit code."""
         which = self.which
         if not which.dry_run and (which.wanted is None or always_asks):
             self.shell.confirm(question, yes=self.yes)

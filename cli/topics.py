@@ -185,11 +185,7 @@ def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "", *, yes: bool) -> bool:
-    """Ask before subscriptions are removed that have messages; return whether any has.
-
-    Args:
-        why: why they are removed, where that was not what the command said.
-    """
+    """Ask before subscriptions are removed that have messages, and say why; return whether any has."""
     has_messages = any(any(counts.values()) for counts in gone.values())
     if has_messages:
         question = f"Remove subscription {' and '.join(_lines(gone))}?"

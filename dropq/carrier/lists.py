@@ -255,11 +255,7 @@ class Carrier:
             raise
 
     def _copy(self, attempt: Attempt, listed: List) -> tuple[dict[str, str], dict[str, BodyVersion]]:
-        """Copy the messages of a list into a job.
-
-        Returns:
-            Their names there, without those that are gone, and the versions of their bodies before they were copied.
-        """
+        """Copy the messages of a list that are there into a job; return their names, and their bodies' versions."""
         storage = self.target.storage
         copies: dict[str, str] = {}
         versions: dict[str, BodyVersion] = {}

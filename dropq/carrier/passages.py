@@ -134,11 +134,7 @@ class Carriers:
 
 
 class Passage:
-    """What carries the messages that were moved to a queue on another file system, and knows which have arrived.
-
-    Attributes:
-        arrived: the names in that queue of what was sent, by the names in the rows.
-    """
+    """What carries messages to a queue on another file system; `arrived` has the names there, by those in the rows."""
 
     def __init__(self, source: QueueContext, target: QueueContext) -> None:
         self._source = source

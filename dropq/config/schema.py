@@ -153,11 +153,7 @@ def _checked_expression(value: object, compiler: Callable[[str], object]) -> str
 
 
 def recovery_point(value: object) -> str:
-    """Return a point that a replay can begin at, as text; a date is allowed, too.
-
-    Raises:
-        ValueError: the value is not such a point; `POINTS` says what is allowed.
-    """
+    """Return a point that a replay can begin at, as text, or raise ValueError; a date is allowed, too."""
     if isinstance(value, date):
         return value.isoformat()
     if not isinstance(value, str):
@@ -244,11 +240,7 @@ def is_expression(topics: str) -> bool:
 
 
 def underlies(topics: str, topic: str) -> bool:
-    """Return whether an underlying_topic names a topic, or matches its name; AMPS searches for a match.
-
-    Raises:
-        Unavailable: the package for regular expressions is not installed.
-    """
+    """Return whether an underlying_topic names a topic, or, by RE2, matches its name; AMPS searches for a match."""
     if not is_expression(topics):
         return topics == topic
     from dropq.filters.regex import Regex

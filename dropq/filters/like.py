@@ -18,11 +18,7 @@ class Pattern:
 
     @classmethod
     def compile(cls, text: str, escape: str | None = None) -> Pattern:
-        """Compile a pattern, in which the character after `escape` stands for itself.
-
-        Raises:
-            ValueError: the pattern ends with the escape character.
-        """
+        """Compile a pattern, in which the character after `escape`, which is not the last, stands for itself."""
         pieces: list[list[str]] = [[]]
         characters = iter(text)
         for character in characters:

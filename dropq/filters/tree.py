@@ -22,11 +22,7 @@ class Opaque:
 
 
 class Path(str):
-    """A path into a body, as it was written.
-
-    Attributes:
-        steps: names of fields, and indexes of arrays, from 0.
-    """
+    """A path into a body, as it was written; its steps are names of fields, and indexes of arrays, from 0."""
 
     __slots__ = ("steps",)
     steps: tuple[str | int, ...]

@@ -18,11 +18,7 @@ _NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(data: bytes) -> dict[str, str]:
-    """Return the values of a .properties file by key; the last value of a repeated key counts.
-
-    Args:
-        data: the content of the file, in UTF-8; else it is read as Latin-1, which is Java's default.
-    """
+    """Return the values of a .properties file, in UTF-8 or Java's Latin-1, by key; of a repeated key the last."""
     entries = (_ENTRY.match(line) for line in _lines(_text(data)))
     return {_unescaped(entry[1]): _unescaped(entry[2]) for entry in entries if entry is not None}
 

@@ -10,11 +10,7 @@ import reprlib
 
 
 def to_json(value: object) -> str:
-    """Return a value as compact JSON.
-
-    Raises:
-        ValueError: JSON cannot hold the value, or a part of it; the error names the part and where it is.
-    """
+    """Return a value as compact JSON; ValueError names the part that JSON cannot hold, and where it is."""
     try:
         return _dump(value)
     except RecursionError as error:
@@ -25,11 +21,7 @@ def to_json(value: object) -> str:
 
 
 def from_json(body: bytes) -> object:
-    """Return the JSON value of a body.
-
-    Raises:
-        ValueError: the body is not JSON; the error says where.
-    """
+    """Return the JSON value of a body; ValueError says where it is none."""
     try:
         return json.loads(body.decode(), parse_constant=refuse_constant)
     except RecursionError as error:

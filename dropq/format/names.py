@@ -175,10 +175,8 @@ class Name:
     def distinction(self, claim: str = "") -> str:
         """Return what tells its message from all others of its id, the same at each delivery; "" if the id does.
 
-        Unlike `identity`, it also tells parts of a bundle apart, and files that came in the same millisecond.
-
-        Args:
-            claim: the id of the claim that holds it, which becomes its mark when it returns without one.
+        Unlike `identity`, it also tells parts of a bundle apart, and files that came in the same millisecond. The id of
+        the claim that holds it becomes its mark when it returns without one.
         """
         mark = self.unmarked.mark or ("" if self.generated else claim)
         return "".join(f"/{part}" for part in (self.first, mark) if part)
@@ -327,11 +325,7 @@ _FROM_SENDER = _HEAD | {"expiration", "correlation_id", "reply_to", "type"}
 
 
 def write(name: Name, *, typed_replies: bool = False) -> str:
-    """Return the coded form of a name: ASCII, without trailing empty fields.
-
-    Raises:
-        ValueError: the priority, class or expiration is out of range.
-    """
+    """Return the coded form of a name: ASCII, without trailing empty fields; ValueError for a number out of range."""
     if name.message_class not in CLASSES or len(name.message_class) != 1:
         raise ValueError(f"message class {name.message_class!r} is not one of {' '.join(CLASSES)}")
     if not is_int32(name.priority):
@@ -410,22 +404,13 @@ def room(name: Name, budget: int = NAME_BUDGET) -> int:
 
 
 def claim_room(name: Name, most: int = NAME_MAX) -> int:
-    """Return how many bytes a file name may have so that its next claim still fits.
-
-    Args:
-        name: the name; the mark of a delayed message does not count, as it goes before the claim.
-        most: how many bytes of a file name the file system allows.
-    """
+    """Return how many bytes of `most` a file name may have so that its next claim fits, which drops a mark of delay."""
     prefix = PREFIX_LIMIT - 10 + len(str(name.delivery_count + 1))
     return most - prefix + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
 
 
 def squeeze(name: Name) -> tuple[Name, list[str]]:
-    """Leave out counters and markers of a shortened name that is still too long. Only foreign programs write such.
-
-    Returns:
-        The name, now short enough, and what was left out.
-    """
+    """Leave out counters and markers of a shortened name that is still too long, as only foreign programs write it."""
     left_out = []
     if name.generated and len(write(name)) > room(name):
         name = replace(name, copy="")  # the token of its new sidecar makes it unique
@@ -472,11 +457,7 @@ def _spilled_properties(name: Name) -> dict[str, list[str]]:
 
 
 def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | None = None) -> Name:
-    """Undo `shorten`; values in the name itself win.
-
-    Args:
-        problems: gets a sentence about each damaged value, which is dropped.
-    """
+    """Undo `shorten`; values in the name itself win. `problems` gets a sentence about each damaged value."""
     problems = [] if problems is None else problems
     attributes = _sort_properties(_sidecar_properties(_entry(sidecar, "properties"), problems), problems)
     return replace(
@@ -522,11 +503,7 @@ def _sidecar_properties(entry: object, problems: list[str]) -> Iterable[tuple[st
 
 
 def order(name: Name, arrival: int) -> tuple[int, str, str]:
-    """Return the key that sorts names in order of delivery: by priority, then by time and sequence, then by name.
-
-    Args:
-        arrival: when the file was first seen, in ms; counts if the name has no time.
-    """
+    """Return the key that sorts names in order of delivery: priority, time (else `arrival`, in ms), sequence, name."""
     time = name.id[:16] if name.generated else f"{name.since or arrival:013d}000"
     return -name.priority, time, file_name(name)
 
@@ -558,19 +535,12 @@ def identity(name: Name, arrival: int) -> tuple[str, int]:
 
     A second file may have its name, a sender may choose an id twice, and a requeue or a replay begins anew: each waits
     since another time, which a message keeps. The parts that a bundle is cut into have the identity of the bundle.
-
-    Args:
-        arrival: when its file came, in ms; counts if the name has no time.
     """
     return name.id, name.since or name.timestamp or arrival
 
 
 def moment(name: Name, arrival: int) -> int:
-    """Return the time of a message in microseconds, with the sequence of a generated id in the last three digits.
-
-    Args:
-        arrival: when its file came, in ms; counts if the name has no time.
-    """
+    """Return a message's time (else `arrival`, in ms) in microseconds; the last digits count a generated id."""
     return int(name.id[:16]) if name.generated else (name.since or arrival) * 1000
 
 

@@ -30,11 +30,7 @@ _listed = threading.local()
 
 
 def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFile]:
-    """List all files in processing/: of consumers and of scripts, including ignored names.
-
-    Args:
-        start: yield only names that begin with this.
-    """
+    """List all files in processing/ whose names begin so: of consumers and of scripts, ignored names included."""
     folder = context.layout.processing
     for entry in reading.entries(folder):
         if entry.name.startswith(start) and reading.was_message_file(entry):
@@ -102,11 +98,7 @@ def is_dropped(folder: str) -> bool:
 
 
 def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim]:
-    """List the claims of dropq's own form.
-
-    Args:
-        foreign: list instead the claims of scripts and of DropboxMQ clients, as exact claims.
-    """
+    """List the claims of dropq's own form, or the `foreign` ones of scripts and DropboxMQ clients, as exact claims."""
     for file in claimed_files(context):
         claim = file.claim
         if claim is not None and claim.ours:

@@ -96,11 +96,7 @@ class QueueContext:
         return any(reading.is_there(path, self.clock) for path in self.read_locks)
 
     def refused(self, error: OSError, outcome: str) -> DropqError:
-        """Return NoSuchQueue for a failed call if the queue is gone, else StorageError.
-
-        Args:
-            outcome: what became of the message.
-        """
+        """Return NoSuchQueue for a failed call if the queue is gone, else StorageError; both say the outcome."""
         if isinstance(error, FileNotFoundError) and not reading.exists(self.layout.target):
             return NoSuchQueue(f"queue {self.layout.home} is not there any more; {outcome}")
         if error.filename is None:  # a call on an open file, such as a write

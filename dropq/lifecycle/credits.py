@@ -52,12 +52,9 @@ def spent(layout: QueueLayout, token: str) -> list[str]:
 
 
 def below(context: QueueContext, file: str) -> tuple[Via, ...]:
-    """Return the credits under which a message has come to a queue, the latest first.
+    """Return the credits under which a message has come to a queue, the latest first; OSError if one cannot be read.
 
     A credit that leads elsewhere counts for nothing: the message was renamed by hand since, with its name.
-
-    Raises:
-        OSError: one of them cannot be read.
     """
     via = via_of(file)
     said = None if via is None else find(context.root.layout, via)
@@ -136,8 +133,7 @@ def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
 def read_in(folder: int, key: str) -> Credit | None:
     """Return what a credit's file in an open folder says; None if there is none that can be used.
 
-    Raises:
-        OSError: it cannot be read, so a message may still need it.
+    OSError: it cannot be read, so a message may still need it.
     """
     return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 

@@ -28,9 +28,6 @@ class Holder:
 
     Make it while the queue still has its hidden name. The lock is the open file's, and goes with it when the queue is
     renamed into place: so a process that sees the queue sees its holder alive.
-
-    Args:
-        layout: where the queue is now.
     """
 
     def __init__(self, layout: QueueLayout, storage: Storage) -> None:

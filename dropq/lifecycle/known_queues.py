@@ -99,12 +99,7 @@ def note(root: RootLayout, layout: QueueLayout) -> None:
 
 
 def forget(root: RootLayout, base: str, private: str, storage: Storage) -> None:
-    """Remove the notes of a queue that is being deleted.
-
-    Args:
-        base: where the queue's folders were.
-        private: where its private folder is now.
-    """
+    """Remove the notes of a queue that is being deleted, whose folders were at `base`."""
     for name in _notes(root, base, private):
         storage.unlink(f"{root.queues}/{name}")
 
@@ -142,11 +137,7 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
 
 
 def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
-    """Raise Unavailable if a queue that is not found by its address may come back.
-
-    Args:
-        outcome: what becomes of the message meanwhile.
-    """
+    """Raise Unavailable, with the outcome, if a queue that is not found by its address may come back."""
     if why := why_away(root, address):
         raise Unavailable(f"{why}; {outcome}")
 
@@ -274,23 +265,14 @@ def _path_note(root: RootLayout, base: str) -> str:
 
 
 class Seen(NamedTuple):
-    """What the file names below a root say.
-
-    Attributes:
-        references: the sidecars that names refer to.
-        notes: the notes whose queues are there.
-    """
+    """The sidecars that file names below a root refer to, and the notes whose queues are there."""
 
     references: frozenset[str]
     notes: frozenset[str]
 
 
 def look(root: str) -> Seen:
-    """Look at all file names below a root, also behind its queues' symbolic links.
-
-    Raises:
-        OSError: a folder cannot be listed, or a link leads nowhere.
-    """
+    """Look at all file names below a root, also behind its queues' symbolic links; OSError where that fails."""
     steps = looking(RootLayout(root))
     while True:
         try:
@@ -320,11 +302,7 @@ def looking(root: RootLayout) -> Generator[int, None, Seen]:
 
 
 def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
-    """Yield the layouts of a root's queues, topics and subscriptions.
-
-    Raises:
-        OSError: this user may not look, or a link leads nowhere: there may be a queue.
-    """
+    """Yield the layouts of a root's queues, topics and subscriptions; OSError where there may be one unseen."""
     seen = set[str]()
     for address in addresses(root, _refuse_closed):
         for layout in layouts(root.path, address):
@@ -403,11 +381,7 @@ def topics(root: RootLayout, own: str = "", closed: Closed = pass_over) -> Itera
 
 
 def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
-    """Yield the names of the folders of a topic's subscriptions; a link is that of a view, and none of these.
-
-    Raises:
-        OSError: this user may not look.
-    """
+    """Yield the names of the folders of a topic's subscriptions; a link is that of a view, and none of these."""
     layout, shared = topic_layout(root.path, topic), is_shared(root)  # only where a DropboxMQ works some are hidden
     for folder in _subscription_folders(root, topic):
         if not shared or not exists(subscription_layout(layout, folder).removed):

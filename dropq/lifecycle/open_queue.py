@@ -24,11 +24,7 @@ from dropq.storage.files import Storage, refuse_links
 
 
 def open_root(path: str, clock: Clock | None) -> RootContext:
-    """Open a root, as `Root` says.
-
-    Args:
-        clock: what tells the time; None asks the file server's clock.
-    """
+    """Open a root, as `Root` says."""
     layout = RootLayout(path)
     with error_context("the root cannot be opened"):
         if not reading.is_folder(layout.path):

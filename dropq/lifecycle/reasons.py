@@ -100,11 +100,7 @@ class Reasons:
         return by_name
 
     def complete(self, state: str, file: str, name: Name) -> Name:
-        """Return a name with what its file's reason adds: the tries and the arrival of a file under its foreign name.
-
-        Args:
-            state: where the file is; only error/ and expired/ have reasons.
-        """
+        """Return a name with what a reason in error/ or expired/ adds: tries, and the arrival of a foreign name."""
         if state not in WITH_REASON or name.generated or name.since:
             return name
         number = inode_or_none(f"{_base(self.folder)}/{state}/{file}")

@@ -111,12 +111,7 @@ class TargetView:
         self.unsettled = {}
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
-        """List the folder again.
-
-        Args:
-            rank: the number of this consumer among those that share the messages, from 0.
-            consumers: how many share them.
-        """
+        """List the folder again, for one of the consumers that share the messages, by its rank from 0."""
         self._share = rank, consumers
         self._show(behind=None)
 

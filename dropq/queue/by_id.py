@@ -73,12 +73,7 @@ def ack(
     subscribe: Callable[[], AbstractContextManager[Subscription]],
     defer: bool,
 ) -> bool:
-    """Acknowledge a message by its id, as `Queue.ack` says.
-
-    Args:
-        subscribe: opens a subscription that claims the message if it waits.
-        defer: remember the ack of a message that is not here yet; parts of a bundle are passed over.
-    """
+    """Acknowledge a message by its id, as `Queue.ack` says; `subscribe` opens what claims a message that waits."""
     if not defer:
         return _acknowledged(context, message_id, own, subscribe, parts=True)
     early_acks.check(message_id)

@@ -15,12 +15,9 @@ RENEWAL = 1 / 3
 
 
 class LeaseRenewer:
-    """Renews leases from its beginning until it is stopped.
+    """Renews leases by `renew` in a thread, from its beginning until it is stopped.
 
     A round that fails is logged, and the next round tries again: until then, no lease has run out.
-
-    Args:
-        renew: renews all leases; it is called in the renewer's thread.
     """
 
     def __init__(self, lease: float, renew: Callable[[], object]) -> None:

@@ -173,12 +173,7 @@ class RecordWriter:
         return awaited[0]
 
     def _take(self, record: Any, awaited: list[Future[Sent]] | None = None) -> bool:
-        """Put a record into the open bundle, or raise; return whether a bundle is full.
-
-        Args:
-            record: as of `write`.
-            awaited: the bundle's future is added to it; None if nobody waits for that.
-        """
+        """Put a record into the open bundle, its future into `awaited`, or raise; return whether a bundle is full."""
         data = record if type(record) is bytes else self._encoded(record)
         size = len(data)
         if not (self._in_lines and 1 < size <= self._longest and LINE_FEED not in data):  # most pass without a call
@@ -239,11 +234,7 @@ class RecordWriter:
         return self._bundles[-1]
 
     def _make_room(self) -> None:
-        """Send the full bundles.
-
-        Raises:
-            QueueFull, StorageError, NoSuchQueue: the queue refuses them, and there is no room.
-        """
+        """Send the full bundles; raise what refuses them, where there is no room."""
         if (refused := self._send_full()) is not None and self._held >= self._most:
             refused.add_note("the record was not taken")
             raise self._told(refused)

@@ -65,11 +65,7 @@ def runs(context: QueueContext) -> frozenset[str]:
 
 
 def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
-    """Return the expired-claim marker for a message whose lease ran out: its key in a batch, if a stream claimed it.
-
-    Args:
-        streams: the subscriptions that `runs` returned.
-    """
+    """Return the expired-claim marker for a message whose lease ran out: its key in a batch, if claimed by `runs`."""
     return batch_key(claim.filename) if claim.subscription in streams else ""
 
 
@@ -200,11 +196,7 @@ class Journal:
         return self._adopt(by_key)
 
     def messages(self, batch: int) -> list[Message]:
-        """Return the messages of a batch, held by this run: always the same, but for those that others have settled.
-
-        Raises:
-            DropqError: the batch is not in the journal.
-        """
+        """Return the messages of a batch, held by this run: always the same, but for those that others have settled."""
         with self._lock, self._error_context():
             if batch not in self._batches:
                 self._batches[batch] = self._resume(batch)
@@ -392,11 +384,7 @@ class Journal:
         return sorted(claims_in(self._context), key=lambda claim: (claim.subscription, claim_order(claim.owner)))
 
     def _claim_again(self, missing: set[str], bodies: Mapping[str, BodyVersion]) -> dict[str, Message]:
-        """Claim messages that a sweep returned because a lease ran out, and that nobody has touched since.
-
-        Args:
-            bodies: the versions of the bodies that the batch was read in, as `_bodies` returns them.
-        """
+        """Claim messages that a sweep returned because a lease ran out, with bodies that nobody has touched since."""
         context, claimed = self._context, dict[str, Message]()
         for folder in (context.layout.delayed, context.layout.target) if missing else ():
             for file in map(context.sidecars.file, reading.names_in(folder)):

@@ -170,8 +170,7 @@ class Subscription:
     def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
         """Do what `receive` does; return None, too, once closed, and soon after it was given up and `_wake` was called.
 
-        Args:
-            given_up: whether nobody waits for the message any more; the caller returns what was claimed meanwhile.
+        The caller returns what was claimed after it was given up.
         """
         news = self._waiting.news
         message = self._next()
@@ -372,11 +371,7 @@ class Subscription:
         return self._hold(claim, self._claims, None)
 
     def _next(self, look: Callable[[], None] | None = None) -> Message | None:
-        """Look for a message, one thread at a time, and no signal handler of that thread; return None once closed.
-
-        Args:
-            look: what is done instead, and finds no message.
-        """
+        """Look for a message, one thread at a time, and no signal handler of that thread; return None once closed."""
         if self._forks != FORKS.count:
             self._refuse()  # before the lock, which a thread may hold that is not here
         with self._lock:
@@ -463,11 +458,7 @@ class Subscription:
         return next(self._owners)
 
     def _hold(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
-        """Return a claimed message, which counts as held.
-
-        Args:
-            file: how it waited; None where it did not wait.
-        """
+        """Return a claimed message, which counts as held; `file` is how it waited, if it did."""
         if file is None or file.filename != claim.own_name:
             file = self._context.sidecars.file(claim.filename)
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.

@@ -18,11 +18,7 @@ from dropq.storage import reading
 
 
 class Verdicts:
-    """The verdicts of one run on one batch, in a folder of their own.
-
-    Args:
-        folder: the folder; a run that reads the batch again has another one, as it may read bodies in another way.
-    """
+    """The verdicts of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
 
     def __init__(self, context: QueueContext, folder: str) -> None:
         self.folder = folder

@@ -32,12 +32,7 @@ MARK = codecs.BOM_UTF8
 
 
 class Unreadable(ValueError):
-    """Raised when the rest of a body cannot be taken apart into records; all records before it were yielded.
-
-    Attributes:
-        number: the number of the first record that cannot be read.
-        byte: where it begins in the body; 0 if the header of csv cannot be read.
-    """
+    """Raised when a body cannot be taken apart from a record on, which begins at a byte; those before were yielded."""
 
     def __init__(self, message: str, *, number: int, byte: int) -> None:
         super().__init__(message)
@@ -46,11 +41,7 @@ class Unreadable(ValueError):
 
 
 def format_of(message_type: str | None, wanted: str | None = None) -> str:
-    """Return the format of a message's body: its type if that is a format, else the wanted one, else text.
-
-    Raises:
-        ValueError: the wanted format is unknown, or the body is a table.
-    """
+    """Return a body's format: its type, else the wanted one, else text; ValueError for a table or an unknown one."""
     if wanted is not None and wanted not in FORMATS:
         _refuse_table(wanted)
         near = difflib.get_close_matches(wanted, FORMATS, n=1)
@@ -102,11 +93,7 @@ def check_record(record: bytes, body_format: str, max_bytes: int = MAX_RECORD_BY
 
 
 def csv_head(header: bytes) -> bytes:
-    """Return the head of a csv body with this header, which may have its line feed or not.
-
-    Raises:
-        ValueError: the header is empty, or is not one row.
-    """
+    """Return the head of a csv body with this header, which is one row, and may have its line feed or not."""
     row = header.removesuffix(b"\n")
     if is_empty(row):
         raise ValueError("csv needs a header, and it is empty; give the names of the columns, such as b'id,price'")
@@ -129,10 +116,7 @@ def beginning(body_format: str, head: bytes, following: bytes) -> bytes:
 def pack(body_format: str, records: Iterable[bytes], *, head: bytes | None = None) -> bytes:
     """Return the body that these records make; each was checked, and an empty one is a number without a record.
 
-    A long body is packed in pieces, of which only the first has a head.
-
-    Args:
-        head: what the body begins with, b"" for nothing; None for a piece that continues a body.
+    A long body is packed in pieces, of which only the first has a head: b"" for nothing, None for the others.
     """
     if body_format == "frames":
         return b"".join([part for record in records for part in (LENGTH.pack(len(record)), record)])

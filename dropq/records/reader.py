@@ -46,11 +46,7 @@ class RecordReader:
         self._max = max_bytes
 
     def __iter__(self) -> Iterator[RawRecord]:
-        """Yield each record, in order.
-
-        Raises:
-            Unreadable: the rest cannot be taken apart.
-        """
+        """Yield each record, in order, or raise Unreadable."""
         return self._frames() if self._format == "frames" else self._lines()
 
     def _unreadable(self, place: int, problem: str, number: int | None = None) -> Unreadable:

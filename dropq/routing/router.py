@@ -288,11 +288,7 @@ class Router:
 
 
 def route(context: QueueContext, *, sweep: SweepOnTheWay | None) -> dict[str, int]:
-    """Do what routes and selectors say with each waiting message, by one pass; return how many each of them took.
-
-    Args:
-        sweep: the sweep that goes before; None for no sweep.
-    """
+    """Do what routes and selectors say with each waiting message, once, after the sweep; return how many each took."""
     router = Router(context, sweep=sweep)
     try:
         router.one_pass()

@@ -270,11 +270,7 @@ class Routers:
         self._lists_at = _in_about(min(max(RESCAN, IDLE_SHARE * took), LIST_LIMIT))
 
     def _begin_or_end(self, address: str, *, is_there: bool) -> float:
-        """Begin to serve a queue that has something to serve, and end one whose folder is another now.
-
-        Returns:
-            The seconds of a processor that it took to open the queue; 0 if that was not to be done.
-        """
+        """Begin to serve a queue, or end one whose folder is another now; return the seconds of processor time."""
         if (service := self._services.get(address)) is not None:
             inode = reading.inode_or_none(service.layout.target)
             _refuse_gone(address, is_there=is_there and inode is not None)

@@ -76,11 +76,7 @@ def _alike(name: str) -> str:
 
 
 def fitting(body: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the wanted columns that a body has, after checking that their types fit into the wanted types.
-
-    Raises:
-        BadBody: a type does not fit, or as for `present`.
-    """
+    """Return the wanted columns that a body has; BadBody where a type does not fit, or as of `present`."""
     columns = present(body.names, schema)
     for name in columns:
         _check(body.field(name).type, schema.field(name).type, f"column {name}")
@@ -164,12 +160,7 @@ def _holds(want: pa.DataType, have: pa.DataType) -> bool:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in the wanted schema.
-
-    Raises:
-        BadBody: a value does not fit.
-        pa.ArrowException: the batch is damaged.
-    """
+    """Yield the rows of a batch in the wanted schema; BadBody or ArrowException where a value does not fit."""
     batch.validate(full=True)  # damaged offsets could point anywhere in memory
     for start in range(0, batch.num_rows, ROWS):
         part = batch.slice(start, ROWS)

@@ -24,11 +24,7 @@ log = logging.getLogger("dropq")
 
 
 class BadBodies:
-    """The bodies of a part that a task reads: one that is bad fails the query.
-
-    Args:
-        is_held: whether they belong to a claiming batch, or to a batch of a stream.
-    """
+    """The bodies of a part that a task reads, held for a batch or not: one that is bad fails the query."""
 
     def __init__(self, options: ReadOptions, folder: str, *, is_held: bool) -> None:
         self._options = options
@@ -40,22 +36,14 @@ class BadBodies:
         return files
 
     def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a body.
-
-        Raises:
-            DropqError: the body is bad; the error names the message, and says how to go past it.
-        """
+        """Yield the rows of a body; DropqError names the message of a bad one, and says how to go past it."""
         try:
             yield from batches
         except BadBody as error:
             raise DropqError(f"{self._folder}/{file} {self._problem(error)}; {self._way_out(file)}") from error
 
     def missing(self, error: DropqError) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a message that has left the read.
-
-        Raises:
-            DropqError: the read fails, with the error that is given.
-        """
+        """Yield the rows of a message that has left the read, or fail the read with the given error."""
         raise error
 
     def report(self) -> None:
@@ -135,12 +123,7 @@ class Nulls(BadBodies):
 
 
 def bad_bodies(options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, verdicts: Verdicts) -> BadBodies:
-    """Return what becomes of the bad bodies of a part.
-
-    Args:
-        is_held: whether they belong to a claiming batch, or to a batch of a stream.
-        verdicts: where bad bodies are noted that are to be rejected.
-    """
+    """Return what becomes of the bad bodies of a part; the verdicts note those that are to be rejected."""
     if options.bad_bodies == "reject":
         return Rejected(options, folder, verdicts)
     if options.bad_bodies == "null":

@@ -29,11 +29,7 @@ class RowError(ValueError):
 
 
 def check_records(column: pa.Array, body_format: str, max_bytes: int) -> None:
-    """Check that the values of a column, which has no nulls, can be records.
-
-    Raises:
-        RowError: a value cannot; it is the first one of the column that cannot.
-    """
+    """Check that the values of a column, which has no nulls, can be records; RowError tells the first that cannot."""
     lengths = compute.min_max(compute.binary_length(column)).as_py()
     breaks = ("\n", "\r") if body_format != "frames" else ()
     broken = any(compute.any(compute.match_substring(column, text)).as_py() for text in breaks)

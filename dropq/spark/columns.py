@@ -51,11 +51,7 @@ MESSAGE_FIELDS: dict[str, t.DataType] = {
 
 
 class NotText(ValueError):
-    """Raised when a body that is wanted as a string is not UTF-8; the text says why.
-
-    Attributes:
-        row: the number of the body in its batch.
-    """
+    """Raised when the body in a row of a batch is wanted as a string and is not UTF-8; the text says why."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -126,12 +122,7 @@ def arrow_schema(schema: t.StructType) -> pa.Schema:
 
 
 class Columns:
-    """Makes batches with the wanted columns.
-
-    Args:
-        schema: the wanted columns, in Arrow's types.
-        context: the queue, which has the sidecars of names, and the reasons of what failed.
-    """
+    """Makes batches with the wanted columns, in Arrow's types."""
 
     def __init__(self, schema: pa.Schema, context: QueueContext) -> None:
         self._schema = schema
@@ -207,11 +198,7 @@ def name_columns(context: QueueContext, state: str, file: str, arrival: int) -> 
 
 
 def _as_text(bodies: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
-    """Return bodies as strings.
-
-    Raises:
-        NotText: a body is not UTF-8.
-    """
+    """Return bodies as strings; NotText where one is not UTF-8."""
     binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
     try:
         return pa.array(bodies, binary).cast(kind)
@@ -269,11 +256,7 @@ class MessageColumn:
     def added_to(
         self, batches: Iterator[pa.RecordBatch], state: str, folder: str, file: str
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a body, with the column if it is wanted.
-
-        Args:
-            batches: the rows of the body, in the columns `others`.
-        """
+        """Yield the batches of a body, which have the columns `others`, with the column if it is wanted."""
         if self._at < 0:
             yield from batches
             return

@@ -26,11 +26,7 @@ _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def objects(names: Sequence[str], members: Sequence[pa.Array], rows: int) -> pa.Array:
-    """Return an object for each row, without the members that are null.
-
-    Args:
-        members: their JSON, as `values` returns it.
-    """
+    """Return an object for each row, from the JSON of its members, without those that are null."""
     parts: list[Any] = [pa.repeat(_scalar(""), rows)]
     for name, texts in zip(names, members, strict=True):
         key = f",{_text(name)}:"
@@ -41,11 +37,7 @@ def objects(names: Sequence[str], members: Sequence[pa.Array], rows: int) -> pa.
 
 
 def values(column: pa.Array) -> pa.Array:
-    """Return the JSON of each value of a column, and null for null.
-
-    Raises:
-        OverflowError: a date or a timestamp has a year outside 1 to 9999.
-    """
+    """Return the JSON of each value of a column, and null for null; OverflowError for a year outside 1 to 9999."""
     if column.null_count and types.is_nested(column.type):  # what lies behind a null may be anything
         texts = values(column.drop_null())
         return compute.replace_with_mask(pa.nulls(len(column), TEXT), column.is_valid(), texts)

@@ -117,11 +117,7 @@ class Options:
     is_topic: bool
 
     def open(self) -> Queue:
-        """Return the queue, or the queue of what is published to the topic.
-
-        Raises:
-            NoSuchQueue: there is no such root; or no such topic.
-        """
+        """Return the queue, or the queue of what is published to the topic; NoSuchQueue without one."""
         root = Root(self.root)
         if not self.is_topic:
             return root.queue(self.queue)
@@ -284,11 +280,7 @@ class ReadOptions(Options):
 
 
 def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
-    """Return options by their names in lower case.
-
-    Raises:
-        ConfigError: an option is unknown; the error names it and says what is allowed.
-    """
+    """Return options by their names in lower case; ConfigError names an unknown one, and says what is allowed."""
     values = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
     known = {option.lower() for option in allowed}
     for key in values:
@@ -418,11 +410,7 @@ def _claimed(values: Mapping[str, str]) -> str | None:
 
 
 def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
-    """Return what becomes of bad bodies.
-
-    Args:
-        takes: whether the read takes messages: it is a stream or a claiming batch.
-    """
+    """Return what becomes of bad bodies; a stream or a claiming batch takes messages."""
     value = values.get("badbodies")
     if value is None:
         return "fail"

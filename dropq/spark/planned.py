@@ -240,11 +240,7 @@ def check_planned(found: os.stat_result, identity: Identity | None, path: str) -
 
 
 class Elsewhere:
-    """Finds messages that left the files that they were planned in, in the states of a read.
-
-    Args:
-        files: the files that the messages were planned in.
-    """
+    """Finds messages that left the files that they were planned in, in the states of a read."""
 
     def __init__(self, context: QueueContext, states: Sequence[str], files: Sequence[str]) -> None:
         self._context = context

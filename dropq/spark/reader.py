@@ -140,11 +140,7 @@ class Rows:
 
 
 class _Files:
-    """Reads the files of a part, also after they were renamed, and remembers the messages that have left the read.
-
-    Args:
-        states: the states of the read, where messages are looked for that have moved.
-    """
+    """Reads the files of a part, also after a rename within the states, and remembers the messages that left."""
 
     def __init__(self, context: QueueContext, part: Part, states: Sequence[str]) -> None:
         self.context = context

@@ -205,11 +205,7 @@ def _local_property(name: str) -> str | None:
 
 
 def _claims_of(options: WriteOptions, *told: StagedFiles) -> OpenClaims | None:
-    """Return the claims that were open where tasks ran, and fill in the job's name; None if none was.
-
-    Raises:
-        ConfigError: the job is to be named after a claim, and none is open.
-    """
+    """Return the claims that were open where tasks ran, and fill in the job's name; None if none was, nor is needed."""
     found = None
     for each in told:
         found = OpenClaims.of(each.claims)
@@ -246,11 +242,7 @@ def _warn_of_sent(job: Job, queue: Queue) -> None:
 
 
 def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
-    """Return the name of the job of the batch that a task works for, and the number of the batch.
-
-    Raises:
-        ConfigError: Spark does not tell the query and the batch.
-    """
+    """Return the name of the job of the batch that a task works for, and the batch's number, or raise ConfigError."""
     query, batch = _query_and_batch()
     if query is None or batch is None:
         raise ConfigError(
@@ -357,11 +349,7 @@ def _stage_rows(
 
 @contextmanager
 def _named_rows(value: pa.Array, first: int, partition: int) -> Iterator[None]:
-    """Let an error about a row of a batch tell which row it is, and how its value begins.
-
-    Args:
-        first: the number of the batch's first row in the partition, from 0.
-    """
+    """Let an error about a row of a batch, which begins at `first`, tell which row it is, and how its value begins."""
     try:
         yield
     except RowError as error:
@@ -466,11 +454,7 @@ def _stage_body(
     write: Callable[[IO[bytes], Iterator[pa.RecordBatch]], None],
     name: Callable[[int], str],
 ) -> None:
-    """Stage a message of many rows.
-
-    Args:
-        name: returns the name of the file, from the number of its rows.
-    """
+    """Stage a message of many rows; `name` returns its file name, from their number."""
     count = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -525,11 +509,7 @@ def _stage_records(
 def _stage_bodies(
     queue: Queue, attempt: Attempt, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> None:
-    """Stage a message for each key, or for all rows; more than one where there are more than `max_records` rows.
-
-    Raises:
-        ValueError: a key comes again after another one.
-    """
+    """Stage a message for each key, or for all rows, of at most `max_records`; ValueError if a key comes again."""
     keys, body_format, schema = options.key_columns, options.body_format, in_utc(schema)
     seen: set[tuple[str | None, ...]] = set()
     last = None

@@ -165,12 +165,9 @@ def fan_out(
 
 
 def set_closed_aside(context: QueueContext, claim: Claim) -> bool:
-    """Move a claimed message whose copies were not made to error/, if this user may not read its body.
+    """Move a claimed message whose copies were not made to error/, if this user may not read it; return whether it was.
 
     A consumer that cannot read it would fail, too: so it does not keep the messages behind it waiting.
-
-    Returns:
-        Whether it was moved.
     """
     if not reading.is_closed(claim.path):
         return False
@@ -600,11 +597,7 @@ class _Mover:
 
 
 def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[[], int]) -> str:
-    """Return why a part is left to the processes of who staged it; "" if it may be moved.
-
-    Args:
-        whose: returns to whom a file belongs that this process makes there.
-    """
+    """Return why a part is left to whoever staged it; "" if it may be moved. `whose` says who owns files made there."""
     identity = identity_of(context.layout, token)
     if identity is None or is_named(context, identity):
         return ""

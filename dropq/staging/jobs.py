@@ -124,11 +124,7 @@ class Attempt:
 
 
 class Job:
-    """A job that sends many messages, all or none.
-
-    Args:
-        job_id: names the job; after a job was sent, other runs under its id send nothing.
-    """
+    """A job that sends many messages, all or none; after that, other runs under its id send nothing."""
 
     #: What the manifest and the ledger say of the job besides what it sends.
     note: Mapping[str, object] = {}
@@ -233,11 +229,7 @@ class Job:
         return sum(len(staged.files) for staged in listed)
 
     def abort(self) -> bool:
-        """Drop the job, or finish it if it was committed; return whether it was sent.
-
-        Raises:
-            StorageError: the job could be neither dropped nor finished; a sweep does that.
-        """
+        """Drop the job, or finish it if it was committed; return whether it was sent. What fails is left to a sweep."""
         with error_context(f"`dropq sweep` drops job {self.id}, or finishes it if committed"):
             sent = [_drop(self._context, self.folder), *(finish(self._context, folder) for folder in self._dropped())]
         return any(sent)
@@ -311,12 +303,7 @@ class Epoch(Job):
 
     @property
     def sent(self) -> bool:
-        """Whether the epoch was committed, as of `Job.sent`.
-
-        Raises:
-            DropqError: a later epoch of the query was sent.
-            StorageError: the job's folders or the ledger cannot be read.
-        """
+        """Whether the epoch was committed, as of `Job.sent`; DropqError if a later one of the query was sent."""
         sent = super().sent
         if not sent:
             # RACE: once a later epoch is in the ledger, this one may leave it. So the later one is looked for second.
@@ -324,12 +311,7 @@ class Epoch(Job):
         return sent
 
     def begin(self) -> None:
-        """Make the job's folder, unless it exists.
-
-        Raises:
-            DropqError: a later epoch of the query was sent.
-            StorageError: the folder cannot be made.
-        """
+        """Make the job's folder, unless it exists; DropqError if a later epoch of the query was sent."""
         self._refuse_if_overtaken()
         super().begin()
 
@@ -642,11 +624,7 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
 
 
 def _drop(context: QueueContext, folder: str) -> bool:
-    """Rename a job's folder, so that it cannot be committed any more; then finish it if it was, else remove it.
-
-    Returns:
-        Whether it was committed, and so is sent.
-    """
+    """Rename a job's folder, so that nobody commits it; finish it if it was committed, else remove it; return which."""
     dropped = _drop_path(folder)
     try:
         context.storage.rename_folder(folder, dropped)

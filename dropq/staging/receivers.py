@@ -129,11 +129,7 @@ class Receiver:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Give the descriptor of its folder for a block.
-
-        Raises:
-            FileNotFoundError: another folder, or none, is in its place.
-        """
+        """Give the descriptor of its folder for a block; FileNotFoundError if that is another folder, or none."""
         if self._folder is not None:
             yield self._folder
             return
@@ -181,11 +177,7 @@ class Receiver:
 
 
 def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name: str, storage: Storage) -> list[str]:
-    """Rename a part into the target/ of each open receiver, as `Receiver.take` does; return the parts that stay.
-
-    Args:
-        at: the descriptor of the folder that the parts are in.
-    """
+    """Rename a part into the target/ of each open receiver, as `Receiver.take` does; return the parts that stay."""
     folders = [(part, receiver._folder) for part, receiver in zip(parts, receivers, strict=True)]
     here = [(part, folder) for part, folder in folders if folder is not None]
     left = [part for part, folder in folders if folder is None]
@@ -244,11 +236,7 @@ def tokens(layout: QueueLayout) -> list[str]:
 
 
 def identity_of(layout: QueueLayout, token: str) -> Identity | None:
-    """Return which receiver a token is; None if it has no file any more: then it is gone.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Return which receiver a token is, or raise ValueError; None if it has no file any more: then it is gone."""
     path = f"{layout.receivers}/{token}"
     reading.ask_server(layout.receivers)
     said = reading.read_small(path)
@@ -264,11 +252,7 @@ def identity_of(layout: QueueLayout, token: str) -> Identity | None:
 
 
 def open_receiver(root: str, identity: Identity, words: Callable[[], Counter[str]] = Counter) -> Receiver | None:
-    """Open a receiver by its identity; return None if it is not there.
-
-    Args:
-        words: returns what `words_of` does, to find also what was copied to another disk with its root.
-    """
+    """Open a receiver by its identity, also where it was copied to another disk; None if it is not there."""
     try:
         receiver = Receiver(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):

@@ -61,11 +61,7 @@ class ServerClock:
         self._measured_at = -math.inf
 
     def now_ms(self, *, interval: float = CLOCK_INTERVAL) -> int:
-        """Return the server's time in milliseconds since 1970 UTC.
-
-        Args:
-            interval: after how many seconds the offset to the server's clock is measured again.
-        """
+        """Return the server's time in ms since 1970 UTC; its offset is measured again after `interval` seconds."""
         now = _since_boot()
         own = time.time() - now
         if now >= self._measured_at + interval or abs(own - self._own) > CLOCK_TOLERANCE:

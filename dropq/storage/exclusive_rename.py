@@ -62,11 +62,7 @@ class ExclusiveRename:
         return True
 
     def is_done(self, error: OSError, source: str, destination: str) -> bool:
-        """Return whether a `renameat2` that raised an error did its work; return False where there is no such call.
-
-        Raises:
-            OSError: the error, as the file was not renamed.
-        """
+        """Return whether a `renameat2` that raised an error did its work, else raise it; False without such a call."""
         if error.errno in NO_FLAGS:
             self.in_kernel = False
             return False

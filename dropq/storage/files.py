@@ -49,11 +49,7 @@ _NO_MODES = NO_FLAGS | {errno.EPERM}
 
 
 def refuse_links(folders: Iterable[str]) -> None:
-    """Refuse private folders that are symbolic links: dropq would write, and remove, files elsewhere.
-
-    Raises:
-        StorageError: with ELOOP, a folder is a symbolic link.
-    """
+    """Raise StorageError (ELOOP) for a private folder that is a link: dropq would write, or remove, files elsewhere."""
     for path in folders:
         if os.path.islink(path):
             raise StorageError(
@@ -143,11 +139,7 @@ class Storage:
         return fd
 
     def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
-        """Write a new file; remove it when that fails.
-
-        Args:
-            synced: make it durable at once, if the durability asks for it; otherwise `together` does.
-        """
+        """Write a new file, durable at once if it is `synced`, else by `together`; remove it when that fails."""
         fd = self.create(path) if self._owns else os.open(path, CREATE, self._create_mode)
         try:
             try:
@@ -268,11 +260,7 @@ class Storage:
             self.unlink(path)
 
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
-        """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
-
-        Args:
-            by: a path beside the file to write to first, which nobody else uses. None makes one.
-        """
+        """Replace a small file of ours, by a path that nobody else uses: a reader sees the old content or the new."""
         folder, name = os.path.split(path)
         temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
         if by is not None:
@@ -406,11 +394,7 @@ class Storage:
     # -- moving ------------------------------------------------------------------------------------------
 
     def rename(self, source: str, destination: str) -> None:
-        """Rename a file to a name that is unique by construction.
-
-        Raises:
-            FileNotFoundError: another process took the source.
-        """
+        """Rename a file to a name that is unique by construction; FileNotFoundError if another process took it."""
         try:
             os.rename(source, destination)
         except OSError as error:
@@ -667,11 +651,7 @@ class Storage:
         self.rename(source, destination)
 
     def move_folder(self, source: str, destination: str) -> None:
-        """Rename a folder to a name that another process may have taken.
-
-        Raises:
-            FileExistsError: the destination exists; nothing was changed.
-        """
+        """Rename a folder to a name that nobody has taken, or raise FileExistsError."""
         if self._exclusive.by_kernel(source, destination):
             return
         if os.path.lexists(destination):
@@ -744,11 +724,7 @@ class Storage:
                 os.unlink(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove an empty folder; do nothing if it is gone.
-
-        Raises:
-            OSError: with ENOTEMPTY, the folder is not empty.
-        """
+        """Remove an empty folder; do nothing if it is gone. OSError (ENOTEMPTY) if it is not empty."""
         try:
             os.rmdir(path)
         except FileNotFoundError:

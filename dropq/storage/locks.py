@@ -64,11 +64,7 @@ class LockFile:
         return False
 
     def lock(self) -> bool:
-        """Try to lock the file; return False where another process has the lock.
-
-        Raises:
-            OSError: the lock failed for another reason; see `are_missing`.
-        """
+        """Try to lock the file; return False where another process has the lock. For an OSError see `are_missing`."""
         self._locked = try_lock(self._fd, self._folder)
         return self._locked
 
@@ -142,11 +138,7 @@ def are_missing(error: OSError) -> bool:
 
 
 def try_lock(fd: int, folder: str) -> bool:
-    """Try to lock a file that is open for writing; return False where another process has the lock.
-
-    Raises:
-        OSError: the lock failed for another reason; see `are_missing`.
-    """
+    """Lock a file that is open for writing; False: another process has it. For an OSError see `are_missing`."""
     if not lock_descriptor(fd, blocking=False):
         return False
     both = False

@@ -106,11 +106,7 @@ class Subfolder(NamedTuple):
 
 
 def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
-    """Return the folders and the links that lie in a folder now, in no order; a missing folder is empty.
-
-    Args:
-        shared: whether other hosts may change it, so that this host's cache of it may be old.
-    """
+    """Return the folders and links in a folder now, in no order; none if it is missing. Other hosts may share it."""
     if shared:
         ask_server(folder)
     try:
@@ -126,11 +122,7 @@ def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
 
 
 class Subfolders:
-    """The folders and the links in a folder, listed again only when the folder may have changed.
-
-    Args:
-        shared: whether other hosts may change it: then it is listed each time.
-    """
+    """The folders and links in a folder, listed again when it may have changed, each time if other hosts share it."""
 
     def __init__(self, folder: str, clock: Clock, *, shared: bool) -> None:
         self.folder = folder
@@ -176,11 +168,7 @@ def names_in(folder: str) -> frozenset[str]:
 
 
 class Listing:
-    """The names in a folder, listed again only when the folder has changed; a missing folder is empty.
-
-    Args:
-        shared: whether other hosts may change it, so that this host's cache of it may be old.
-    """
+    """The names in a folder that other hosts may share, listed again when it has changed; a missing folder is empty."""
 
     def __init__(self, folder: str, clock: Clock, *, shared: bool = True) -> None:
         self._folder = folder
@@ -331,11 +319,7 @@ def is_gone(error: OSError) -> bool:
 
 
 def read_body(path: str, limit: int | None = None) -> bytes:
-    """Read a message's body whole.
-
-    Raises:
-        OSError: with EFBIG, the body is longer than the limit, and was not read.
-    """
+    """Read a message's body whole; OSError (EFBIG), unread, if it is longer than the limit."""
     try:
         fd = os.open(path, READ)
     except BlockingIOError:
@@ -499,11 +483,7 @@ def _check(content: object, left: int, *, any_text: bool) -> None:
 
 
 def check_path(text: str) -> None:
-    """Refuse text that no path can have; calls of the file system raise errors of several kinds for it.
-
-    Raises:
-        ValueError: it has a NUL, or half of a surrogate pair.
-    """
+    """Raise ValueError for text that no path can have: calls of the file system raise errors of several kinds."""
     if "\0" in text:
         raise ValueError("it has a NUL, which no name can have")
     try:
@@ -513,11 +493,7 @@ def check_path(text: str) -> None:
 
 
 def parse_toml(text: str) -> dict[str, object]:
-    """Read TOML that anybody may have written.
-
-    Raises:
-        ValueError: the TOML is damaged, or nested too deeply.
-    """
+    """Read TOML that anybody may have written; ValueError if it is damaged, or nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -535,11 +511,7 @@ def written_ms(path: str) -> int:
 
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
-    """Read a file whole; return it, and what `times` says of it.
-
-    Raises:
-        OSError: with EFBIG, the file is longer than the limit, and was not read.
-    """
+    """Read a file whole, or raise OSError (EFBIG) unread; return it, and what `times` says of it."""
     fd = open_file(path, READ)
     try:
         found = os.fstat(fd)

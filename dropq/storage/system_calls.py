@@ -87,11 +87,7 @@ def size_asked(path: str, folder: int = HERE) -> int | None:
 
 
 def sync_whole(fd: int, path: str) -> None:
-    """Make everything durable that was written to the file system of an open file.
-
-    Raises:
-        OSError: a write failed since the file was opened, perhaps another process's.
-    """
+    """Make durable what was written to an open file's file system; OSError if any write failed since it was opened."""
     if _syncfs is None or _syncfs(fd) != 0:
         number = ctypes.get_errno() if _syncfs else errno.ENOSYS
         raise OSError(number, os.strerror(number), path)

@@ -343,11 +343,7 @@ class _Inotify:
 
 
 class _Observed:
-    """The events of watchdog's observer, on systems other than Linux.
-
-    Args:
-        schedule: reports on a folder into which something comes, or which something leaves; returns what ends it.
-    """
+    """The events of watchdog's observer, but for Linux; `schedule` watches a folder, and returns what ends it."""
 
     fd = None
 

@@ -37,11 +37,7 @@ CONFIG_AGE = 1.0
 
 
 class Feed:
-    """A receiver, and which messages it gets.
-
-    Args:
-        version: what its files were before its configuration was read.
-    """
+    """A receiver, and which messages it gets; `version` is what its files were before its configuration was read."""
 
     def __init__(
         self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext, version: Version
@@ -94,11 +90,7 @@ class Feed:
         return wanted
 
     def has_room(self) -> bool:
-        """Return whether it takes one more message, and count that; a full one that discards takes none.
-
-        Raises:
-            Unavailable: it is full, and makes the topic wait.
-        """
+        """Return whether it takes one more message, and count that; Unavailable if it is full and the topic waits."""
         if self._tally is None or self._tally.enter(1 + self._foreseen, whole=True):
             return True
         if self.context.config.overflow != "discard":
@@ -115,11 +107,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of one topic.
-
-    Args:
-        shared: whether other hosts may change its root.
-    """
+    """The feeds of one topic, whose root other hosts may share."""
 
     def __init__(self, topic: QueueContext, *, shared: bool) -> None:
         self._topic = topic
@@ -263,22 +251,14 @@ class Feeds:
             )
 
     def _linked(self, links: list[str], known: set[int]) -> Iterator[Feed]:
-        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too.
-
-        Args:
-            known: the inodes of the folders that are feeds already.
-        """
+        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too."""
         for link in links:
             name = linked_queue(self._topic.root.layout, link)
             if name is not None and reading.inode_behind(link) not in known and (feed := self._opened(name)):
                 yield feed
 
     def _opened(self, address: str) -> Feed | None:
-        """Open a feed; return None for what is no queue, with a warning.
-
-        Raises:
-            Unavailable: it cannot be used now.
-        """
+        """Open a feed, or raise Unavailable; return None for what is no queue, with a warning."""
         topic = self._topic
         try:
             # RACE: before the configuration is read: what changes meanwhile is another version at the next look.

@@ -77,11 +77,7 @@ class Publishing(Outlet):
 
 
 def outlet(context: QueueContext) -> Outlet:
-    """Return what sends to a queue: of a topic, or of a view's topic, what publishes.
-
-    Raises:
-        NoSuchQueue: the topic of a view is not there.
-    """
+    """Return what sends to a queue: of a topic, or of a view's topic, what publishes; NoSuchQueue without that."""
     if context.layout.is_topic:
         return Publishing(context)
     if is_view(context):
@@ -90,12 +86,7 @@ def outlet(context: QueueContext) -> Outlet:
 
 
 def open_target(root: RootContext, view: QueueContext) -> QueueContext:
-    """Open the topic that a view's sends are published to.
-
-    Raises:
-        NoSuchQueue: the topic is not there.
-        Unavailable: it is away.
-    """
+    """Open the topic that a view's sends are published to; NoSuchQueue or Unavailable without it."""
     target = view.config.default_publish_target or view.config.underlying_topic or ""
     try:
         context = open_queue(root, target)

@@ -49,11 +49,7 @@ def _alone(root: RootContext) -> Iterator[None]:
 
 
 def show_view(root: RootContext, name: str, expression: str, move: Callable[[], None]) -> None:
-    """Let a view appear, known to the publishers of its topics from before: what is published then reaches it.
-
-    Args:
-        move: gives the view its name.
-    """
+    """Let a view appear by `move`, known to the publishers of its topics before: what is published then reaches it."""
     with _alone(root):
         note_view(root.layout, name, expression)
         move()
@@ -121,13 +117,10 @@ def _expression(root: RootContext, name: str) -> str | None:
 
 
 def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
-    """Yield the links by which a DropboxMQ that publishes would feed the views, where they are missing.
+    """Yield the links by which a DropboxMQ that publishes would feed the views, where they are missing, and their ends.
 
     DropboxMQ takes every folder in `.subscriptions/` for a subscription, and follows links. Only a root that it shares
     needs them.
-
-    Yields:
-        The path of the link, and the folder that it leads to.
     """
     return ((link, folder) for link, folder, is_needed in _links(root) if is_needed and not exists(link))
 

@@ -31,11 +31,7 @@ SPREADING = 60_000
 
 
 def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> None:
-    """Hide a subscription that is to be removed from all but DropboxMQs.
-
-    Args:
-        force: also remove what its routes took.
-    """
+    """Hide a subscription that is to be removed, by force with what its routes took, from all but DropboxMQs."""
     store.make_folder(layout.private, parents=False)
     store.write_small(layout.removed, b"" if force else UNLESS_ROUTED.encode())
     forget(root.layout, layout.base, layout.private, store)

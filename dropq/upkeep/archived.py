@@ -52,11 +52,7 @@ def since(context: QueueContext, point: str) -> Iterator[Archived]:
 
 
 def checked(point: str | date) -> str:
-    """Return a point to begin at as text.
-
-    Raises:
-        ValueError: it is none; the message lists the forms.
-    """
+    """Return a point to begin at as text; ValueError lists the forms."""
     try:
         return recovery_point(point)
     except ValueError:

@@ -96,11 +96,7 @@ class Selection:
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
     def check(self, allowed: Sequence[str], verb: str, instead: str = "") -> None:
-        """Refuse states that a verb does not take messages from.
-
-        Raises:
-            ValueError: one of the states is none of the `allowed`; the error ends with what to do `instead`.
-        """
+        """Raise ValueError for states that a verb does not take messages from; it says what to do `instead`."""
         if not set(self.states) <= set(allowed):
             raise ValueError(f"state {self.where!r}: {verb} {', '.join(allowed)}{instead}")
 
@@ -127,11 +123,7 @@ def _names(message: Message) -> set[str]:
 
 
 def _roll_forward(context: QueueContext) -> None:
-    """Let parts for the queue itself arrive first, as they are among what is chosen from.
-
-    Raises:
-        Unavailable: one could not be moved for 10 s.
-    """
+    """Let parts for the queue itself arrive first, as they are among what is chosen from; wait for 10 s at most."""
     until = time.monotonic() + PATIENCE
     while keeps := fan_out.sweep(context).keeps:
         if (left := until - time.monotonic()) <= 0:
@@ -292,12 +284,7 @@ def _is_letter(message: Message) -> bool:
 
 
 def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
-    """Open the queue that a dead letter came from, unless it is open already.
-
-    Raises:
-        NoSuchMessage: it is no dead letter.
-        DropqError: its queue cannot be opened; the error names it.
-    """
+    """Open the queue that a dead letter came from, unless it is open already; DropqError where that is not possible."""
     origin = message.origin
     if origin is None or not _is_letter(message):
         raise NoSuchMessage("it is no dead letter")
@@ -349,11 +336,7 @@ def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
 
 
 def expire(context: QueueContext, which: Selection) -> Iterator[Outcome]:
-    """Move messages that wait, are delayed or are held to expired/; their holders lose their claims.
-
-    Raises:
-        ValueError: messages of that state cannot be expired.
-    """
+    """Move messages that wait, are delayed or are held to expired/; their holders lose their claims."""
     which.check(EXPIRED, "messages are expired in")
     messages = list(select(context, which))
     return each(context, which, messages, lambda message: "" if _expire(context, message) else None, "expired")
@@ -403,11 +386,7 @@ def prune(
 
 
 def _wait_for_recovery(context: QueueContext) -> None:
-    """Let a new subscription be filled first: nothing leaves its target/ before that.
-
-    Raises:
-        Unavailable: another process has been filling it for too long.
-    """
+    """Let a new subscription be filled before anything leaves its target/; Unavailable if that takes too long."""
     recover_if_needed(context)
     if is_recovering(context):
         raise Unavailable(

@@ -65,11 +65,7 @@ class Reply(SettledMessage):
 
 
 class Requester:
-    """A temporary queue and the subscription on it.
-
-    Args:
-        public: returns what users get as the queue of an answer, by its name.
-    """
+    """A temporary queue and the subscription on it; `public` returns what users get as the queue of an answer."""
 
     def __init__(self, asked: QueueContext, public: Callable[[str], object]) -> None:
         self._forks = FORKS.count

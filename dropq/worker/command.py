@@ -203,11 +203,7 @@ class Run:
         pump.begin(self._process.stderr)
 
     def wait(self, timeout: float | None) -> int:
-        """Wait for the command to end; return its exit status, or the negative number of the signal that ended it.
-
-        Args:
-            timeout: seconds after which the command is ended; None for no limit.
-        """
+        """Wait for the command, `timeout` seconds at most; return its exit status, minus the signal that ended it."""
         assert self._process is not None and self._pump is not None
         if timeout is not None:
             self._later(timeout, self.end, "timeout", GRACE)

@@ -400,12 +400,7 @@ class Worker:
             self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
 
     def _handle(self, item: Message | Record, message: Message) -> tuple[Outcome, Callable[[], None], str]:
-        """Call the handler; return the outcome, the function that settles the item accordingly, and the reason.
-
-        Args:
-            item: what the handler is called with: the message, or a record of it.
-            message: what is given back if the handler does not come to an end.
-        """
+        """Call the handler with a message, or a record of it; return the outcome, what settles that, and the reason."""
         give_back = partial(message.release, counted=False)
         try:
             self._handler(item)

@@ -121,11 +121,7 @@ def _no_file(error: OSError) -> str:
 
 
 def _read(report: str, count: int, stderr: str) -> dict[int, str]:
-    """Return the reasons of the records that a command reported as failed, by their numbers among those that it read.
-
-    Raises:
-        Fail: the report cannot be read as such.
-    """
+    """Return why a command failed records, by their numbers among those that it read; Fail if that is unreadable."""
     failed: dict[int, str] = {}
     try:
         with open(report, encoding="utf-8", errors="replace", newline="\n") as lines:

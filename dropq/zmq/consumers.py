@@ -220,11 +220,7 @@ class Consumers:
         return next(iter(self._out.values())).until if self._out else math.inf
 
     def _return_ended(self, *, all_read: bool) -> None:
-        """Give back messages whose time is over, once what came in time was read; remember them for late acks.
-
-        Args:
-            all_read: whether nothing is left that consumers had said when this round began.
-        """
+        """Give back messages whose time is over, once what came in time was read; remember them for late acks."""
         begun = time.monotonic()
         if self._first_end <= begun:
             late_by = begun - self._first_end

@@ -125,11 +125,7 @@ class Curve:
         return b"\7MESSAGE" + nonce + _box(bytes((said,)) + frame, b"CurveZMQMESSAGES" + nonce, self._shared)
 
     def opened(self, message: bytes) -> tuple[int, bytes]:
-        """Return the flags and the bytes of a frame that was sent.
-
-        Raises:
-            Broken: it was not sent by the client, or was sent before.
-        """
+        """Return the flags and the bytes of a frame; Broken if the client did not send it, or sent it before."""
         self._see(message[8:16])
         text = _open(message[16:], b"CurveZMQMESSAGEC" + message[8:16], self._shared)
         if not message.startswith(b"\7MESSAGE") or not text:

@@ -30,11 +30,7 @@ SECRET = "server.key_secret"
 
 
 def is_private(address: str) -> bool:
-    """Return whether nobody reaches an address but users of this machine, or of a socket only its owner.
-
-    Raises:
-        ValueError: it is no address of a kind that a server can have.
-    """
+    """Return whether only users of this machine, or a socket's owner, reach an address; ValueError for another kind."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return not rest.startswith("@") and _is_closed(os.path.dirname(rest) or ".")

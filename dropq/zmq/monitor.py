@@ -30,11 +30,7 @@ MOST = 1000
 
 
 class Monitor:
-    """Answers requests for figures.
-
-    Args:
-        socket: the ROUTER that is asked.
-    """
+    """Answers requests for figures."""
 
     def __init__(
         self, socket: Socket, queue: Queue, producers: Producers, consumers: Consumers, wake: Callable[[], None]

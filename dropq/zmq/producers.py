@@ -64,11 +64,7 @@ class Producers:
         return max(self._tries_at - time.monotonic(), 0.0) if self._asked else None
 
     def serve(self, *, reads: bool) -> None:
-        """Store what producers have sent, as far as there is room, and answer it.
-
-        Args:
-            reads: whether what they have sent since may be read.
-        """
+        """Store what producers have sent, as far as there is room, and answer it; read more if it `reads`."""
         if self._asked and time.monotonic() < self._tries_at:
             return
         if not self._asked and reads:

@@ -87,11 +87,7 @@ class Server:
 
     @contextmanager
     def opened(self) -> Iterator[dict[str, str]]:
-        """Bind the sockets, and begin to receive; yield where each socket is bound.
-
-        Raises:
-            Unavailable: an address cannot be bound; nothing was claimed.
-        """
+        """Bind the sockets, and begin to receive; yield where each is bound. Unavailable: nothing was claimed."""
         network = self._network = Network()
         try:
             made = {name: self._made(name) for name in FOLDERS}

@@ -49,11 +49,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Peer:
-    """A connection.
-
-    Attributes:
-        key: the public key by which it was let in; b"" without CURVE.
-    """
+    """A connection, with the public key by which it was let in; b"" without CURVE."""
 
     def __init__(self, socket: Socket, connection: sockets.socket, address: str, curve: Curve | None) -> None:
         self.socket = socket
@@ -164,11 +160,7 @@ class Network:
         return made
 
     def bind(self, socket: Socket, address: str) -> str:
-        """Bind a socket, also to a second address; return where it is bound, with the port that was chosen for `*`.
-
-        Raises:
-            Unavailable: something else is there, or the address cannot be bound.
-        """
+        """Bind a socket, also to a second address; return where, with the port chosen for `*`, or raise Unavailable."""
         scheme, _, where = address.partition("://")
         before = os.umask(0o177)  # nobody else may use an ipc socket
         try:
@@ -227,11 +219,7 @@ class Network:
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     def poll(self, seconds: float) -> bool | None:
-        """Send and read what can be without waiting, else wait.
-
-        Returns:
-            Whether a watched descriptor can be read; None if nothing at all has happened.
-        """
+        """Send and read what can be, else wait; return whether a watched descriptor can be read, None for no event."""
         with self.lock:
             self.flush()
             self._left_at = None

@@ -101,11 +101,7 @@ def joined(parts: Sequence[bytes]) -> tuple[bytes, str | None]:
 
 
 def fields_of(headers: Sequence[bytes]) -> dict[str, Any]:
-    """Return what the header of a message says: arguments of `Queue.send`.
-
-    Raises:
-        ValueError: there are several headers, or it is no JSON object of such arguments.
-    """
+    """Return the arguments of `Queue.send` in the header of a message; ValueError for several headers, or others."""
     if not headers:
         return {}
     if len(headers) > 1:
@@ -146,11 +142,7 @@ def delivery(
 
 
 def parted(body: bytes, lengths: str) -> list[bytes]:
-    """Take a body apart by the lengths of its parts.
-
-    Raises:
-        ValueError: the lengths are no numbers, or do not add up to the length of the body.
-    """
+    """Take a body apart by the lengths of its parts; ValueError if they do not add up to its own."""
     sizes = lengths.split("-")
     if not all(size.isascii() and size.isdigit() for size in sizes):
         raise ValueError(f"{PARTS} is {lengths!r:.80}: numbers joined by - are allowed")

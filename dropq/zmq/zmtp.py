@@ -96,11 +96,7 @@ class Conversation:
         self._at = 0
 
     def next(self) -> Got | None:
-        """Return the next message; None if more has to be fed.
-
-        Raises:
-            Broken: the connection has to end.
-        """
+        """Return the next message; None if more has to be fed. Broken if the connection has to end."""
         if not self._greeted and not self._greet():
             return None
         while (data := self._frame()) is not None:
