@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import IO, Any, NamedTuple, Unpack, cast
 
-from dropq.errors import Unavailable
+from dropq.errors import LeaseLost, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle import naming, reasons
-from dropq.lifecycle.claims import move_out
+from dropq.lifecycle.claims import lost, move_out
 from dropq.lifecycle.endings import Details, Goes, HowReturned, after_delivery, returned
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.naming import LARGEST
@@ -191,7 +191,10 @@ class RecordSettlement(Settlement):
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""
-        return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
+        try:
+            return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
+        except ValueError as closed:  # RACE: a signal handler settled the message, and closed its body
+            raise LeaseLost(lost(self.context, claim)) from closed
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""

@@ -497,6 +497,25 @@ def test_what_another_thread_gives_back_while_a_record_is_read_begins_before_tha
     assert acked(records(queue)) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
 
 
+def test_a_verb_that_a_signal_handler_overtakes_finds_its_claim_lost(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(lines(1, 2), type="text")
+    message = take(queue)
+    next(message.records()).ack()
+    look = Hand.is_changed
+
+    def interrupted(hand: Hand, path: str) -> bool:
+        monkeypatch.setattr(Hand, "is_changed", look)
+        message.nack(delay=0)
+        return look(hand, path)
+
+    monkeypatch.setattr(Hand, "is_changed", interrupted)
+    with pytest.raises(LeaseLost):
+        message.ack()
+    assert acked(records(queue)) == [(2, b"2")]
+
+
 @pytest.mark.parametrize(
     ("error", "raised", "before"),
     [(KeyboardInterrupt(), KeyboardInterrupt, 0), (OSError(errno.EIO, "no answer"), StorageError, 2)],
