@@ -71,12 +71,12 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
         if ours:
             Claims(context).archive(claim)
         else:  # RACE: another consumer used the ack for another message of this id: this message is to be delivered
-            Claims(context).give_back(claim, counted=False, delay=0)
+            Claims(context).release(claim, counted=False)
     except LeaseLost:
         pass  # RACE: a sweep returned it; it was not delivered
     except StorageError:
         with suppress(LeaseLost):  # it was archived, only not synced, as the error says
-            Claims(context).give_back(claim, counted=False, delay=0)
+            Claims(context).release(claim, counted=False)
         raise
     return True
 

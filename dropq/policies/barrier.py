@@ -240,7 +240,7 @@ class Shares(Settlement):
 
     def _return(self, claim: Claim) -> bool:
         with suppress(LeaseLost):  # RACE: a sweep returned it, or a script took it
-            Claims(self._queue).give_back(claim, counted=False, delay=0)
+            Claims(self._queue).release(claim, counted=False)
             return True
         return False
 

@@ -121,13 +121,12 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
 
 def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
     """Acknowledge a message; if that fails, one that `waited` goes back, as nobody else knows of its claim."""
-    settlement = Claims(context)
     try:
-        settlement.archive(claim)
+        Claims(context).archive(claim)
     except (DropqError, OSError):
         if waited:
             with suppress(DropqError, OSError):  # it was archived, and not synced
-                settlement.give_back(claim, counted=False, delay=0)
+                Claims(context).release(claim, counted=False)
         raise
 
 
@@ -139,7 +138,7 @@ def _taken(context: QueueContext, file: MessageFile, state: str, subscription: S
         return None
     claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
     if claim is not None:
-        claim.body = None  # it was compared before
+        claim.body = None  # it was compared before, or nobody has read it
     return claim
 
 
@@ -246,9 +245,7 @@ def _ack_waiting(
             if file.name.first and not parts:
                 continue
             with subscribe() as subscription:
-                claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
-                if claim is not None:
-                    claim.body = None  # nobody has read it
+                if (claim := _taken(context, file, state, subscription)) is not None:
                     Claims(context).archive(claim)
                     return True
     return False

@@ -112,7 +112,7 @@ class Admission:
             if claim is None:
                 self._offers.defer(file)
             elif policies.breaks():
-                self._claims.give_back(claim, counted=False, delay=0)
+                self._claims.release(claim, counted=False)
                 return None
         except StorageError as error:
             self._offers.pass_over(file, error)

@@ -493,7 +493,7 @@ class Subscription:
             return None  # RACE: a sweep returned it in between; it was not delivered
         except StorageError:
             with suppress(LeaseLost):  # it has left all the same, and the error says what is the matter
-                self._claims.give_back(claim, counted=False, delay=0)
+                self._claims.release(claim, counted=False)
             raise
         location = Location("processed", claim.own_name)
         return SettledMessage(self._claims, location, delivery=claim.number, kept=path)
@@ -516,7 +516,7 @@ class Subscription:
         for claim in claims:
             if claim.owner not in owners:
                 with suppress(LeaseLost):
-                    self._claims.give_back(claim, counted=False, delay=0)
+                    self._claims.release(claim, counted=False)
                     returned += 1
         return returned
 
@@ -574,7 +574,7 @@ class Subscription:
         for claim in claims_of(self._context, self.id):
             lapsed = claim.has_lapsed(now)  # handed out, and forgotten as its lease ran out
             with suppress(LeaseLost):  # of others, an interrupt came between the claim and its hand-out
-                self._claims.give_back(claim, counted=lapsed, delay=None if lapsed else 0)
+                self._claims.release(claim, counted=lapsed)
 
     def __enter__(self) -> Subscription:
         return self

@@ -94,8 +94,6 @@ class RecordSettlement(Settlement):
         with self.hand.frozen():
             if not self.hand.is_settled:
                 return self._claims.give_back(claim, **how)
-            if self.hand.left() is None:
-                return self.archive(claim)
             return self._commit(claim, returned(self.context, claim, **how))
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
@@ -106,8 +104,6 @@ class RecordSettlement(Settlement):
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
         with self.hand.frozen():
-            if self.hand.left() is None:
-                return self.archive(claim)
             return self._commit(claim, Goes(naming.counted(self.context, claim, counted=False), "target"))
 
     def set_aside(
@@ -117,8 +113,6 @@ class RecordSettlement(Settlement):
         with self.hand.frozen():
             if not self.hand.is_settled:
                 return self._claims.set_aside(claim, state, reason, details, cancel=cancel)
-            if self.hand.left() is None:
-                return self.archive(claim)
             name = naming.counted(self.context, claim, cancel=cancel)
             return self._commit(claim, Goes(name, state, reason, details or {}))
 
@@ -172,13 +166,15 @@ class RecordSettlement(Settlement):
     def _commit(self, claim: Claim, rest: Goes | None) -> Location:
         """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
         hand = self.hand
+        if rest is not None and hand.left() is None:
+            return self.archive(claim)
         if self._is_changed(claim):
             return self._claims.set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(hand.others.items())]
         if rest is None:
             return self._settle_as(claim, parts)
         left, acked = hand.left(), hand.acknowledged()
-        assert left is not None  # else it would have been acknowledged
+        assert left is not None
         number, begin, empty = left
         name = self._kept_in_order(claim, rest.name)
         goes = rest._replace(name=replace(name, first=_told(number), via=name.via if rest.state in WAITING else ""))

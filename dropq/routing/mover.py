@@ -198,7 +198,7 @@ class Mover:
             raise
         if done is None:
             with suppress(LeaseLost):
-                claims.give_back(claim, counted=False, delay=0)
+                claims.release(claim, counted=False)
             return True
         self.moved.update(plan.selectors)
         return True

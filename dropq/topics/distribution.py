@@ -328,7 +328,7 @@ class Distributor:
             with suppress(LeaseLost):
                 if isinstance(error, DropqError | OSError) and set_closed_aside(self.context, claim):
                     return True
-                self._claims.give_back(claim, counted=False, delay=0)
+                self._claims.release(claim, counted=False)
             raise
 
     def _show(self) -> None:

@@ -61,7 +61,7 @@ def _begin_again(topic: QueueContext) -> None:
     """
     for claim in claims_in(topic):
         with suppress(LeaseLost):
-            Claims(topic).give_back(claim, counted=False, delay=0)
+            Claims(topic).release(claim, counted=False)
     rolled = fan_out.sweep(topic)
     if rolled.refused:
         raise StorageError(
