@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dropq import Outcome, Queue
     from dropq.lifecycle.context import QueueContext
     from dropq.upkeep.bulk import Selection
-    from dropq.upkeep.sweep import SweepReport
+    from dropq.upkeep.steps import SweepReport
 
     Act = Callable[[QueueContext, Selection], Iterator[Outcome]]
 
@@ -436,7 +436,7 @@ def sweep(
 
 def _show_sweep(shell: Shell, queue: str | None, reports: list[SweepReport]) -> int:
     """Print what the sweeps did, added up; return how many files they could not deal with."""
-    from dropq.upkeep.sweep import SweepReport
+    from dropq.upkeep.steps import SweepReport
 
     report = SweepReport()
     for each in reports:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dropq.queue.sender import Sent
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
-    from dropq.upkeep.sweep import SweepReport
+    from dropq.upkeep.steps import SweepReport
     from dropq.worker.loop import Cancelled, Fail, Halt, Left, Reject, Retry, Stop, WorkReport
     from dropq.worker.run import work
 
@@ -119,7 +119,7 @@ _HOMES = {
     "StateStats": "queue.browsing",
     "Stop": "worker.loop",
     "Subscription": "queue.subscription",
-    "SweepReport": "upkeep.sweep",
+    "SweepReport": "upkeep.steps",
     "Topic": "api",
     "Typed": "format.typed",
     "WorkReport": "worker.loop",

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dropq.topics.publishing import Publishing
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.requests import Requesters, Send
-    from dropq.upkeep.sweep import SweepReport
+    from dropq.upkeep.steps import SweepReport
     from dropq.worker.loop import Stop
 
 log = logging.getLogger("dropq")
@@ -211,7 +211,7 @@ class Root:
         Raises:
             ConfigError, StorageError: the error of the first queue that cannot be swept; the others were swept.
         """
-        from dropq.upkeep.sweep import SweepReport
+        from dropq.upkeep.steps import SweepReport
 
         report = SweepReport()
         errors: list[DropqError] = []
@@ -241,9 +241,9 @@ class Root:
         Raises:
             StorageError: the file system refused; the next sweep goes on.
         """
-        from dropq.upkeep import queues
+        from dropq.upkeep.sweep import tidy
 
-        return queues.tidy(self.context)
+        return tidy(self.context)
 
     def health(
         self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 0
@@ -376,9 +376,9 @@ class Queue(Sender):
         for other in self._overflowing.values():
             other._stop_waiting()
 
-    def _overflow(self, full: QueueFull) -> Sender:
+    def _overflow(self, full: QueueFull) -> Sender | None:
         if not full.overflows_to:
-            raise full
+            return None
         other = self._overflowing.get(full.overflows_to)
         if other is None or not other.exists():
             other = self.root.queue(full.overflows_to)

@@ -16,7 +16,6 @@ from dropq.format.credits import HOPS_LIMIT
 from dropq.format.layout import QueueLayout
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.sidecars import Sidecars
 from dropq.storage import reading
 
 
@@ -25,18 +24,6 @@ def find_layout(root: str, name: str) -> QueueLayout | None:
     reading.ask_server(root)  # on NFS another host may have made it just now
     possible = (layout for layout in layouts(root, name) if not layout.topic)
     return next((layout for layout in possible if reading.is_folder(layout.target)), None)
-
-
-def sidecars_at(context: QueueContext, letters: QueueLayout) -> Sidecars:
-    """Return what writes the names of dead letters: as `context` writes them, and as long as their queue has them."""
-    own = context.sidecars
-    return Sidecars(
-        own.folder,
-        context.storage.at(letters.base),
-        typed_replies=own.typed_replies,
-        queue=letters.private,
-        name_budget=letters.name_budget,
-    )
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:

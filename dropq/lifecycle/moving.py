@@ -154,7 +154,7 @@ class Moves:
     def _move_to_letters(self, source: str, letters: QueueLayout, name: Name, reason: str) -> str:
         """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
         name = dead_letters.letter(name, self.context.name, reason, self.context.clock.now_ms())
-        sidecars = dead_letters.sidecars_at(self.context, letters)
+        sidecars = self.context.sidecars.at(letters)
         if name.meta:
             sidecars.make_known()
         file = sidecars.fit(naming.unique(name))

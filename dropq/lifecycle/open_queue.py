@@ -7,6 +7,7 @@ import os
 import shlex
 
 from dropq.config.load import load_queue, load_root
+from dropq.config.schema import QueueConfig
 from dropq.errors import ConfigError, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName, is_topic_name, layouts
 from dropq.format.ids import IdSource
@@ -106,13 +107,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     with error_context(f"queue {name} cannot be opened"):
         reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
     config = load_queue(name, root.config, root.layout.config_file, layout)
-    store = Storage(
-        config.durability,
-        file_mode=config.file_mode,
-        dir_mode=config.dir_mode,
-        group=group_number(config.group),
-        base=layout.base,
-    )
+    store = storage_of(config).at(layout.base)
     sidecars = Sidecars(
         root.layout.meta,
         store,
@@ -179,7 +174,13 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
     refuse_links(layout.private_folders)
 
 
-def group_number(group: int | str | None) -> int | None:
+def storage_of(config: QueueConfig) -> Storage:
+    """Return what writes as a queue's configuration says."""
+    group = _group_number(config.group)
+    return Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
+
+
+def _group_number(group: int | str | None) -> int | None:
     """Return a group's number on this host."""
     if group is None or isinstance(group, int):
         return group

@@ -12,15 +12,17 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 
 from dropq.errors import StorageError
 from dropq.format import names
-from dropq.format.layout import RootLayout
+from dropq.format.layout import QueueLayout, RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.typed import LONE_SURROGATE, Typed
 from dropq.lifecycle import known_queues
+from dropq.lifecycle.ages import SIDECAR, SIDECAR_PASSES
 from dropq.storage.clock import Clock
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Storage
@@ -28,10 +30,6 @@ from dropq.storage.reading import changed_ms, entries, exists, is_message_file, 
 
 log = logging.getLogger("dropq")
 
-#: The age in ms from which a sidecar may be collected.
-COLLECTED_AGE = 86_400_000
-#: Milliseconds between the two passes that must find no reference to it.
-PASSES_APART = 3_600_000
 #: How many warnings about names are remembered, to log each once.
 WARNINGS = 1000
 
@@ -70,6 +68,13 @@ class Sidecars:
         self._storage = storage
         self.typed_replies = typed_replies
         self._warned: set[tuple[str, str]] = set()
+
+    def at(self, layout: QueueLayout) -> Sidecars:
+        """Return what writes the names of another queue, or of this one in another folder, as this writes names."""
+        other = copy(self)
+        other._queue, other._name_budget, other._mark = layout.private, layout.name_budget, ""
+        other._storage = self._storage.at(layout.base)
+        return other
 
     def file(self, filename: str, folder: str = "") -> MessageFile:
         """Return a message file, to be parsed as this root writes names."""
@@ -216,7 +221,7 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
         for queue in known_queues.queue_layouts(layout):
             yield 0
             known_queues.note(layout, queue)
-        old = {token for token, age in ages.items() if age > COLLECTED_AGE}
+        old = {token for token, age in ages.items() if age > SIDECAR}
         if not old:
             return
         why = "names that refer to it may be there"
@@ -229,7 +234,7 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
         return
     old -= seen.references
     missed = {token: min(first, now) for token, first in _missed_before(passes).items()}
-    gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
+    gone = {token for token in old if token in missed and now - missed[token] > SIDECAR_PASSES}
     for token in gone:
         storage.unlink(f"{folder}/{token}.json")
         yield 1

@@ -34,7 +34,7 @@ from dropq.format import names
 from dropq.format.claims import BARRIER, Claim, Location, claim_owner
 from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle import naming
+from dropq.lifecycle import ages, naming
 from dropq.lifecycle.claims import claims_in, find_claim, has_committed, lost, move_out
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, returned
@@ -45,9 +45,6 @@ from dropq.storage import liveness, reading
 from dropq.storage.liveness import Signs
 
 log = logging.getLogger("dropq")
-
-#: Milliseconds after which a sweep removes a folder that is hidden or without a claim; it takes no policy lock.
-STAGING_AGE = 60_000
 
 #: What sorts messages by time, whatever their priority.
 Place = tuple[str, str]
@@ -421,7 +418,7 @@ def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
     swept = 0
     for name in reading.names_in(context.layout.barriers):
         path = f"{context.layout.barriers}/{name}"
-        if name[0] == "." and context.age_ms(path) > STAGING_AGE:
+        if name[0] == "." and context.age_ms(path) > ages.DEAD_SHARER:
             if name.startswith(GONE_PREFIX):
                 context.storage.remove_tree(path)  # the process that was removing it is dead
             else:
@@ -429,7 +426,7 @@ def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
     for shares in all_shares(context):
         if find_claim(context, shares.token) is not None:
             swept += shares.sweep()
-        elif context.age_ms(shares.context.layout.processing) > STAGING_AGE:
+        elif context.age_ms(shares.context.layout.processing) > ages.DEAD_SHARER:
             shares.clear()
     for claim in claims:
         if claim.of_barrier and not Shares(context, claim.owner).is_hidden():

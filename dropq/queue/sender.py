@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, NoSuchQueue, QueueFull, StorageError
@@ -27,6 +27,8 @@ from dropq.storage import reading
 from dropq.storage.failures import storage_error
 from dropq.storage.files import Draft
 from dropq.storage.reading import READ_SIZE
+
+T = TypeVar("T")
 
 #: The errors of a rename of a file that may be copied instead.
 _NOT_OURS = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM})
@@ -103,13 +105,34 @@ class Sender:
         """
         return None
 
-    def _overflow(self, full: QueueFull) -> Sender:
-        """Return what takes the messages instead while the queue is full.
+    def _overflow(self, full: QueueFull) -> Sender | None:
+        """Return what takes the messages instead while the queue is full; None if nothing does.
 
         Raises:
-            QueueFull: nothing does, or it is not there.
+            QueueFull: it is not there.
         """
-        raise full
+        return None
+
+    def _instead(self, refused: QueueFull | NoSuchQueue) -> Sender:
+        """Return what takes the messages instead, as this is full, or not there; raise the error if nothing does."""
+        other = self._overflow(refused) if isinstance(refused, QueueFull) else self._letters()
+        if other is None:
+            raise refused
+        return other
+
+    def _to_who_takes(self, send: Callable[[Sender], T], *, once: bool = False) -> T:
+        """Return what a call with this returns; or, if this is full or not there, with what takes the messages instead.
+
+        Where the call can be made `once` only, as it reads what it sends, this looks first whether the queue is there;
+        whether there is room is asked before anything is read.
+        """
+        goal = (self._letters() or self) if once else self
+        try:
+            return send(goal)
+        except (QueueFull, NoSuchQueue) as refused:
+            if once and isinstance(refused, NoSuchQueue):
+                raise
+            return send(self._instead(refused))
 
     @hinting
     def send(
@@ -153,13 +176,8 @@ class Sender:
         )
         try:
             return self._send(body, headers)
-        except QueueFull as full:
-            return self._overflow(full)._send(body, headers)
-        except NoSuchQueue:
-            letters = self._letters()
-            if letters is None:
-                raise
-            return letters._send(body, headers)
+        except (QueueFull, NoSuchQueue) as refused:
+            return self._instead(refused)._send(body, headers)
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
         outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
@@ -232,18 +250,6 @@ class Sender:
     def _send_batch_or_letters(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         before = len(sent)
         self._to_who_takes(lambda goal: goal._send_admitted(batch[len(sent) - before :], sent))
-
-    def _to_who_takes(self, send: Callable[[Sender], None]) -> None:
-        """Call what sends with this; then, if this is full or not there, with what takes the messages instead."""
-        try:
-            send(self)
-        except QueueFull as full:
-            send(self._overflow(full))
-        except NoSuchQueue:
-            letters = self._letters()
-            if letters is None:
-                raise
-            send(letters)
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
@@ -330,20 +336,8 @@ class Sender:
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
     ) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
-        goal: Sender = self
-        if not isinstance(path, str | os.PathLike):  # what was read of it cannot be sent again: look first
-            goal = self._letters() or self
-        try:
-            goal._send_one_file(sent, path, move=move, **fields)
-        except QueueFull as full:  # it was asked before anything was read
-            self._overflow(full)._send_one_file(sent, path, move=move, **fields)
-        except NoSuchQueue:
-            if goal is not self or not isinstance(path, str | os.PathLike):
-                raise
-            letters = self._letters()
-            if letters is None:
-                raise
-            letters._send_one_file(sent, path, move=move, **fields)
+        once = not isinstance(path, str | os.PathLike)
+        self._to_who_takes(lambda goal: goal._send_one_file(sent, path, move=move, **fields), once=once)
 
     def _send_one_file(
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
@@ -438,11 +432,7 @@ class Sender:
             QueueFull: the queue is full, and rejects.
         """
         with ExitStack() as stack:
-            try:
-                writing = stack.enter_context((self._letters() or self)._writer(**fields))
-            except QueueFull as full:
-                writing = stack.enter_context(self._overflow(full)._writer(**fields))
-            yield writing
+            yield self._to_who_takes(lambda goal: stack.enter_context(goal._writer(**fields)), once=True)
 
     @contextmanager
     def _writer(self, **fields: Any) -> Iterator[IO[bytes]]:
@@ -540,7 +530,7 @@ class Sender:
         try:
             return self if self._admit(count, whole=True) else None
         except QueueFull as full:
-            other = self._overflow(full)
+            other = self._instead(full)
             return other if other._admit(count, whole=True) else None
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:

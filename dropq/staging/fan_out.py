@@ -37,7 +37,7 @@ from dropq.format.staged import (
     part_name,
     part_of,
 )
-from dropq.lifecycle import naming
+from dropq.lifecycle import ages, naming
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
@@ -60,10 +60,6 @@ from dropq.storage.mounts import was_brought_back
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds after which a staged folder with nothing in it is nobody's: its holder makes another.
-EMPTY_AGE = 60_000
-#: Milliseconds that a fence stays.
-FENCE_AGE = 86_400_000
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
 #: Why a message is in error/ whose copies this user cannot make.
@@ -671,7 +667,7 @@ def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> No
     """
     for file in reading.names_in(folder) - {WHOLE}:
         context.storage.unlink(f"{folder}/{file}")
-    if not has_claim and context.age_ms(f"{folder}/{WHOLE}") > FENCE_AGE:
+    if not has_claim and context.age_ms(f"{folder}/{WHOLE}") > ages.FENCE:
         fence = f"{folder}/{WHOLE}"
         if reading.regular_size(fence) is None:
             context.storage.remove_folder(fence)
@@ -682,7 +678,7 @@ def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> No
 
 def _clear_empty(context: QueueContext, folder: str) -> None:
     """Remove a folder without parts that is old enough: what was in it was moved, or its holder makes another."""
-    if context.age_ms(folder) <= EMPTY_AGE:
+    if context.age_ms(folder) <= ages.EMPTY_STAGED:
         return
     for file in filter(is_reason, reading.names_in(folder)):  # a process died between a reason and its part
         context.storage.unlink(f"{folder}/{file}")

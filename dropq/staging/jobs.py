@@ -26,7 +26,7 @@ from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Storag
 from dropq.format import names
 from dropq.format.escapes import encode
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX, STATES
-from dropq.lifecycle import naming
+from dropq.lifecycle import ages, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import into_target, sent_to
@@ -40,10 +40,6 @@ log = logging.getLogger("dropq")
 MANIFEST = "manifest.json"
 #: How the file of a body begins that has no name yet; no manifest can list it.
 DRAFT_PREFIX = ".draft-"
-#: Milliseconds for which the ledger remembers that a job was sent: 7 days; the last epoch of a query: 30 days. It
-#: remembers the last list of a transfer for good.
-LEDGER_AGE = 7 * 86_400_000
-EPOCH_AGE = 30 * 86_400_000
 #: Bytes of an encoded job id.
 JOB_ID_LIMIT = 100
 #: What the error about a failed attempt says of its messages.
@@ -433,8 +429,8 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
             log.warning("job %s: %s; the next sweep tries again", folder, describe(error))
     for entry in list(reading.entries(context.layout.ledger)):
         if entry.name.startswith(_TRANSFER):
-            continue
-        age = EPOCH_AGE if _NUMBERED.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
+            continue  # the last list of a transfer is remembered for good
+        age = ages.EPOCH if _NUMBERED.fullmatch(entry.name.removesuffix(".json")) else ages.LEDGER
         if context.clock.now_ms() - _changed(entry.path) > age:
             context.storage.unlink(entry.path)
     return report

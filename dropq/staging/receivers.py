@@ -29,6 +29,7 @@ from dropq.format.addresses import topic_layout
 from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, RootLayout, removed_subscriptions
 from dropq.format.staged import part_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.folders import new_word
 from dropq.lifecycle.known_queues import hidden_layout, queue_layouts, topics, why_away
 from dropq.policies.lock import PolicyLock
 from dropq.storage import reading
@@ -204,11 +205,6 @@ def give_word(queue: QueueContext) -> None:
                 store.write_all(layout.private, [draft], [new_word()], times=(made, made))
                 store.replace(f"{layout.private}/{draft}", layout.created)
                 store.sync(layout.private)
-
-
-def new_word() -> bytes:
-    """Return a random word for a queue, which no other has."""
-    return os.urandom(8).hex().encode()
 
 
 # -- which receiver a token is ---------------------------------------------------------------------------------------

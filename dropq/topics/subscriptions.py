@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -31,25 +31,24 @@ from dropq.format.layout import (
     removed_subscriptions,
     unsettled_config,
 )
-from dropq.lifecycle import ephemeral
+from dropq.lifecycle import ages, ephemeral
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
+from dropq.lifecycle.folders import building, clear, close
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.known_queues import (
-    forget,
     hidden_subscriptions,
     is_shared,
     make_known,
     subscription_folders,
     topics,
 )
-from dropq.lifecycle.open_queue import find_layout, group_number, is_hidden, open_queue
+from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, words
 from dropq.policies.lock import PolicyLock
-from dropq.staging.receivers import new_word
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
@@ -58,9 +57,6 @@ from dropq.topics.views import link_views
 from dropq.topics.writers import await_writers, hide, is_forced
 
 log = logging.getLogger("dropq")
-
-#: Milliseconds after which a subscription that never appeared is nobody's.
-UNFINISHED_AGE = 3_600_000
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
@@ -80,24 +76,20 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     )
     if circle := words(Circles(Planned(Place(root.layout.path, name, layout))).closed_by_planned()):
         raise ConfigError(f"topic {name!r} was not made: {circle}")
-    store = Storage(
-        config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
-    )
+    store = storage_of(config)
     hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"
     unsettled = os.path.relpath(unsettled_config(layout.topic), layout.base)
     files = {unsettled: toml_text(options).encode()} if options else {}
     try:
-        store.make_folder(hidden)  # RACE: from here on no delete of the topic removes the folder above it
-        store.make_folder(f"{layout.home}/{SUBSCRIPTIONS}")
-        _build(QueueLayout(hidden, hidden), store, files)
-        for folder in (layout.staged, layout.receivers):
-            store.make_folder(folder.replace(layout.base, hidden, 1), passing=True)
-        store.move_folder(hidden, layout.base)
+        # RACE: from its first folder on no delete of the topic removes the folder above it.
+        with building(QueueLayout(hidden, hidden), store, files):
+            store.make_folder(f"{layout.home}/{SUBSCRIPTIONS}")
+            for folder in (layout.staged, layout.receivers):
+                store.make_folder(folder.replace(layout.base, hidden, 1), passing=True)
+            store.move_folder(hidden, layout.base)
+    except FileExistsError as error:
+        raise QueueExists(f"topic {name!r} is there already: {layout.base}") from error
     except OSError as error:
-        with suppress(OSError):  # fsck finds what cannot be removed now
-            store.remove_tree(hidden)
-        if isinstance(error, FileExistsError):
-            raise QueueExists(f"topic {name!r} is there already: {layout.base}") from error
         raise storage_error(error, f"topic {name!r} was not made") from error
     with error_context(f"topic {name!r} is made, but a power cut may take it back"):
         settle_config(layout, store)
@@ -154,8 +146,6 @@ def subscribe(
     removed as the new one comes, with what it holds, as JMS has it.
 
     Args:
-        topic: the topic.
-        subscription: the subscription's name.
         options: keys of its queue.toml.
         recovery_point: where in the topic's history a new one begins; None begins now.
         holds: it is ephemeral, and goes with this process; else nothing holds it.
@@ -177,8 +167,9 @@ def subscribe(
     files: dict[str, bytes] = {"queue.toml": toml_text(options).encode()} if options else {}
     if recovery_point is not None:
         files[".dropq/recovering"] = recovery_point.encode()
+    hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
     try:
-        with _draft(topic, layout, files, holds=holds) as (hidden, holder):
+        with building(QueueLayout(hidden, hidden, topic=layout.topic), store, files, holds=holds) as holder:
             store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}", parents=False)  # RACE: not of a topic that is gone
             if replaced_by(topic, subscription, filter):  # now that the new one is ready: what goes does not come back
                 _replace(topic, subscription, filter, force=force)
@@ -204,36 +195,6 @@ def subscribe(
     with suppress(OSError):  # the next sweep of the root notes it
         make_known(topic.root.layout, layout.private, store)
     return address, holder
-
-
-@contextmanager
-def _draft(
-    topic: QueueContext, layout: QueueLayout, files: Mapping[str, bytes], *, holds: bool
-) -> Iterator[tuple[str, Holder | None]]:
-    """Build a subscription for a block, which renames it to its place; if the block raises, remove it.
-
-    Args:
-        topic: the topic.
-        layout: where the subscription is to be.
-        files: the content of the subscription's files, by their names in its folder.
-        holds: it is ephemeral, and goes with this process.
-
-    Yields:
-        The hidden folder that it is built in, and what holds it.
-    """
-    hidden, holder = f"{topic.layout.new}/{os.urandom(6).hex()}", None
-    built = QueueLayout(hidden, hidden, topic=layout.topic)
-    try:
-        topic.storage.make_folder(hidden)
-        _build(built, topic.storage, files)
-        holder = Holder(built, topic.storage) if holds else None
-        yield hidden, holder
-    except BaseException:
-        if holder is not None:
-            holder.end()
-        with suppress(OSError):  # a sweep of the topic removes it
-            topic.storage.remove_tree(hidden)
-        raise
 
 
 def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object, *, force: bool) -> None:
@@ -262,23 +223,10 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
                 log.warning("subscription %s is replaced: %s", found, error)
 
 
-def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:
-    """Make a queue's folders and files under a hidden name, and make them durable."""
-    folders = layout.first_folders
-    for folder in folders:
-        store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
-    store.write_small(layout.created, new_word())
-    for name, content in files.items():
-        store.write_small(f"{layout.base}/{name}", content)
-    store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders))
-
-
 def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> Iterator[str]:
     """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without.
 
     Args:
-        root: the root.
-        subscription: the name and client.
         asked: the topic that must not be passed over. Anybody may make another that this user may not look into.
 
     Raises:
@@ -311,8 +259,6 @@ def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: obj
     """Return the addresses of the subscriptions that are removed when a subscription is made.
 
     Args:
-        topic: the topic of the subscription.
-        subscription: its name.
         filter: its filter; None for none of its own.
     """
     address = f"{topic.name}/{subscription.folder}"
@@ -332,8 +278,6 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
     """Remove a subscription with what it holds; a copy that is on its way goes with it, or to the topic's error/.
 
     Args:
-        root: the root.
-        address: the subscription.
         force: also remove what its routes took, and what is on its way to other file systems.
 
     Raises:
@@ -379,8 +323,6 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> 
     """Remove a subscription: from the rename on, it gets nothing, and nobody finds it.
 
     Args:
-        root: the root.
-        layout: where the subscription is.
         force: as for `remove`; None goes on with the removal of a hidden one, as that was begun.
 
     Returns:
@@ -450,7 +392,6 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
     that does this at the same time comes to the same end.
 
     Args:
-        layout: where the subscription was.
         away: where it is now.
 
     Returns:
@@ -467,8 +408,7 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
         if in_transit(QueueLayout(away, away)):
             raise OSError(errno.ENOTEMPTY, "messages are on their way to other file systems", away)
         for folder in folders:
-            store.unlink(f"{folder}/{KEEPER}")
-            store.remove_folder(folder)
+            close(folder, store)
             removed.append(folder)
     except OSError as error:
         lost = f"subscription {layout.home} was taken away, and what its routes took is in {routing}"
@@ -484,24 +424,9 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
 
 
 def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
-    """Remove the folder of a subscription that was taken away; a sweep of the topic goes on with what is left.
-
-    A link in it goes, and what the link leads to stays.
-
-    Args:
-        root: the root.
-        layout: where the subscription was.
-        away: where it is now.
-    """
-    store = Storage(lenient=True)
-    gone = QueueLayout(away, away)
+    """Remove a subscription that was taken away; a sweep of its topic goes on with what is left."""
     try:
-        forget(root.layout, layout.base, gone.private, store)
-        for folder in (gone.target, gone.delayed):
-            above = os.path.dirname(away)
-            if os.path.realpath(folder) == os.path.realpath(above) + folder.removeprefix(above):
-                store.drain(folder)  # from here on a copy that is on its way does not find it
-        store.remove_tree(away)
+        clear(root.layout, layout.base, QueueLayout(away, away), Storage(lenient=True))
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
             raise storage_error(error, f"a sweep removes the rest: {away}") from error
@@ -522,7 +447,6 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
     """Remove what is left of subscriptions that were half made or half removed, and ephemeral ones of the dead.
 
     Args:
-        topic: the topic.
         ephemeral_older_than: remove ephemeral ones whose holder did nothing for so many seconds, too.
 
     Returns:
@@ -539,10 +463,10 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
         count += 1
     count += remove_hidden(root, topic.name)[0]
     for entry in list(reading.entries(topic.layout.new)):
-        if topic.age_ms(entry.path) > UNFINISHED_AGE:
+        if topic.age_ms(entry.path) > ages.DEAD_SUBSCRIBER:
             topic.storage.remove_tree(entry.path)
             count += 1
-    if topic.age_ms(unsettled_config(topic.layout.topic)) > UNFINISHED_AGE:  # else it is made, or removed, just now
+    if topic.age_ms(unsettled_config(topic.layout.topic)) > ages.DEAD_SUBSCRIBER:  # who makes it, or removes it, died
         settle_config(topic.layout, topic.storage)
     for folder in list(subscription_folders(root.layout, topic.name)):
         layout = subscription_layout(topic.layout, folder)

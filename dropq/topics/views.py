@@ -22,15 +22,13 @@ from dropq.format import names
 from dropq.format.addresses import ancestors, topic_layout
 from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
+from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import is_shared, topics, why_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.policies.lock import Lock
 from dropq.storage.files import Storage
 from dropq.storage.reading import exists, names_in, read_small, written_ms
-
-#: Milliseconds after which a view that is known, and not there, is forgotten.
-UNSEEN_AGE = 60_000
 
 
 def view_names(noted: Iterable[str]) -> list[str]:
@@ -170,7 +168,7 @@ def tidy_views(root: RootContext) -> None:
         link_views(root)
     for name in view_names(names_in(root.layout.views)):
         expression = _expression(root, name)
-        old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > UNSEEN_AGE
+        old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > ages.DEAD_MAKER
         if expression is None and old:
             forget_view(root, name, storage)
 

@@ -1,22 +1,4 @@
-"""What crashes leave in a queue's private folder, and when any sweep removes it.
-
-    .gone-*      what was not wholly removed: after a day
-    acks/        an early ack whose time is over: at once
-    credits/     a small file that was not finished: after a day; a folder whose token no selector has: empty for a day
-    consumers/   a sign of life that never appeared, or that nobody here can verify and that holds nothing: after a day
-    held/        what a dead consumer had of a message: at once, the only copy after a day; an empty folder: in an hour
-    receivers/   what a topic knows of a receiver that is gone: after a day
-    reasons/     a reason of a file that is gone: after a day
-    streams/     the journal of a stream that nobody continues: after 30 days
-    turns/       the turn of a subscription that has ended: at once
-
-It also removes a file in selectors/ that was not finished, after a day.
-
-The jobs in working/ and their ledger have rules of their own, in `staging.jobs`, and so have the shares of barriers, in
-`policies.barrier`, and what is put together, in `upkeep.joining`: its files move back when the lock of
-`joining/OWNER` can be taken, or when it does not exist and nothing in the folder changed for a minute. docs/protocol.md
-says what other programs have to know of all this.
-"""
+"""What crashes leave in a queue's private folder, or in selectors/, and what removes it when nothing needs it."""
 
 from __future__ import annotations
 
@@ -24,12 +6,13 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from dropq.config.selectors import token_in
 from dropq.format.claims import is_owner, subscription_of
 from dropq.format.credits import is_token
 from dropq.format.layout import GONE_PREFIX, UNFINISHED, WITH_REASON
-from dropq.lifecycle import early_acks
+from dropq.lifecycle import ages, early_acks
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import barrier, fair_share
@@ -38,13 +21,6 @@ from dropq.policies.selectors import LAST
 from dropq.staging import receivers
 from dropq.storage import liveness, reading
 
-#: Milliseconds that leftovers are kept which somebody may need yet.
-LEFTOVERS_AGE = 86_400_000
-#: Milliseconds that an empty folder in held/ is kept while its subscription lives.
-EMPTY_AGE = 3_600_000
-#: Milliseconds that a stream is remembered which nobody continues: 30 days.
-STREAMS_AGE = 30 * 86_400_000
-
 #: A private file, or a folder of such files, and what removes it if nothing needs it; that returns whether it did.
 Leftover = tuple[str, Callable[[], int]]
 
@@ -52,28 +28,39 @@ Leftover = tuple[str, Callable[[], int]]
 def leftovers(context: QueueContext) -> Iterator[Leftover]:
     """Yield what may be a leftover."""
     layout = context.layout
-    removals = {
-        layout.private: _remove_given_up_name,
-        layout.consumers: _remove_sign_of_life,
-        layout.streams: _remove_stream,
-        layout.acks: _remove_ack,
-        layout.selectors: _remove_unfinished,
-        layout.credits: _clear_credits,
-    }
-    if layout.is_topic:
-        removals[layout.receivers] = _remove_receiver
-    for folder, remove in removals.items():
-        for entry in reading.entries(folder):
-            yield entry.path, partial(remove, context, entry)
+    for kind in KINDS:
+        for entry in reading.entries(getattr(layout, kind.folder)):
+            yield entry.path, partial(_remove_old, context, kind, entry)
     yield layout.turns, partial(fair_share.clear, context, liveness.known(layout.consumers))
     yield from _held(context)
     for state in WITH_REASON:
         for path in context.reasons.unmatched(state):
-            yield path or context.layout.reasons, partial(_remove_reason, context, state, path)
+            yield path or layout.reasons, partial(_remove_reason, context, state, path)
+
+
+class Kind(NamedTuple):
+    """What may lie in a folder of a queue: `remove` takes it away, where it is older than `age`, and nothing needs it.
+
+    Attributes:
+        row: where *What is removed* of docs/protocol.md has it.
+        folder: the folder's name in the layout.
+        age: milliseconds since the last change, 0 for any.
+        remove: returns how much it has removed.
+    """
+
+    row: str
+    folder: str
+    age: int
+    remove: Callable[[QueueContext, os.DirEntry[str]], int]
+
+
+def _remove_old(context: QueueContext, kind: Kind, entry: os.DirEntry[str]) -> int:
+    is_young = kind.age and context.age_ms(entry.path) <= kind.age
+    return 0 if is_young else kind.remove(context, entry)
 
 
 def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    if not entry.name.startswith(GONE_PREFIX) or context.age_ms(entry.path) <= LEFTOVERS_AGE:
+    if not entry.name.startswith(GONE_PREFIX):
         return False
     context.storage.remove_tree(entry.path)
     return True
@@ -81,11 +68,9 @@ def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> boo
 
 def _remove_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Remove the file of a receiver that is gone, or a draft of such a file."""
-    if context.age_ms(entry.path) <= LEFTOVERS_AGE:
-        return False
     root = context.root.layout.path
     needed = not entry.name.startswith(".") and receivers.is_needed(root, context.layout, entry.name)
-    return not needed and context.storage.unlink(entry.path)
+    return context.layout.is_topic and not needed and context.storage.unlink(entry.path)
 
 
 def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool:
@@ -93,7 +78,7 @@ def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool
 
     A subscription that is alive all the same makes it again before its next claim.
     """
-    if context.age_ms(entry.path) <= LEFTOVERS_AGE or entry.name.startswith(".nfs"):
+    if entry.name.startswith(".nfs"):
         return False
     if not entry.name.startswith("."):
         if liveness.is_verifiable(context.layout.consumers, entry.name):
@@ -106,8 +91,7 @@ def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool
 def _remove_stream(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     if not entry.is_dir(follow_symlinks=False):
         return False
-    ages = [context.age_ms(path) for path in (entry.path, *(each.path for each in reading.entries(entry.path)))]
-    if min(ages) <= STREAMS_AGE:
+    if any(context.age_ms(each.path) <= ages.STREAM for each in reading.entries(entry.path)):
         return False
     context.storage.remove_tree(entry.path)
     return True
@@ -120,9 +104,8 @@ def _remove_ack(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 
 def _remove_unfinished(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Remove a small file whose writer was killed before the file had its own name."""
-    if not UNFINISHED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
-        return False
-    return context.age_ms(entry.path) > LEFTOVERS_AGE and context.storage.unlink(entry.path)
+    is_one = UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+    return bool(is_one) and context.storage.unlink(entry.path)
 
 
 def _clear_credits(context: QueueContext, folder: os.DirEntry[str]) -> int:
@@ -133,8 +116,8 @@ def _clear_credits(context: QueueContext, folder: os.DirEntry[str]) -> int:
     is_link = os.path.islink(context.layout.credits) or not folder.is_dir(follow_symlinks=False)
     if is_link or not is_token(folder.name):
         return 0
-    removed = sum(_remove_unfinished(context, entry) for entry in reading.entries(folder.path))
-    if context.age_ms(folder.path) <= LEFTOVERS_AGE or _may_be_needed(context, folder):
+    removed = sum(_remove_old(context, UNFINISHED_FILE, entry) for entry in reading.entries(folder.path))
+    if context.age_ms(folder.path) <= ages.LEFTOVER or _may_be_needed(context, folder):
         return removed
     # RACE: a router with a selector's file that was put back makes the folder and the mark again, under the same lock.
     with PolicyLock(context).held(lambda: None) as locked:
@@ -171,7 +154,7 @@ def _remove_held(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 
     What was delivered at most once, without a history, stays for a day: its holder may yet read it.
     """
-    if _holds_the_only_copy(entry) and context.age_ms(entry.path) <= LEFTOVERS_AGE:
+    if _holds_the_only_copy(entry) and context.age_ms(entry.path) <= ages.LEFTOVER:
         return False
     context.storage.remove_tree(entry.path)
     return True
@@ -185,7 +168,7 @@ def _remove_empty(context: QueueContext, folder: os.DirEntry[str]) -> bool:
     """
     try:
         is_folder = folder.is_dir(follow_symlinks=False)
-        if not is_folder or context.age_ms(folder.path) <= EMPTY_AGE or reading.names_in(folder.path):
+        if not is_folder or context.age_ms(folder.path) <= ages.EMPTY_HELD or reading.names_in(folder.path):
             return False
         context.storage.remove_folder(folder.path)
     except OSError as error:
@@ -206,6 +189,26 @@ def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:
 
 def _remove_reason(context: QueueContext, state: str, path: str | None) -> bool:
     """Remove the reason of a file that is gone; in a copied root, file it by its file's new inode."""
-    if path is None or context.age_ms(path) <= LEFTOVERS_AGE or context.reasons.refile(state, path):
+    if path is None or context.age_ms(path) <= ages.LEFTOVER or context.reasons.refile(state, path):
         return False
     return context.storage.unlink(path)
+
+
+UNFINISHED_FILE = Kind("`.gone-*`", "selectors", ages.LEFTOVER, _remove_unfinished)
+
+#: What lies under the names of folders of the queue.
+KINDS = (
+    Kind("`.gone-*`", "private", ages.LEFTOVER, _remove_given_up_name),
+    Kind("`consumers/CLIENT-RANDOM`", "consumers", ages.LEFTOVER, _remove_sign_of_life),
+    Kind("`streams/STREAM/`", "streams", ages.STREAM, _remove_stream),
+    Kind("`acks/ID`", "acks", 0, _remove_ack),
+    UNFINISHED_FILE,
+    Kind("`credits/TOKEN/`", "credits", 0, _clear_credits),
+    Kind("`receivers/TOKEN`", "receivers", ages.LEFTOVER, _remove_receiver),
+)
+#: How old leftovers are, by their rows in *What is removed*.
+AGES = {kind.row: (kind.age,) for kind in KINDS if kind.age} | {
+    "`credits/TOKEN/`": (ages.LEFTOVER,),
+    "`held/OWNER/`": (ages.EMPTY_HELD, ages.LEFTOVER),
+    "reasons": (ages.LEFTOVER,),
+}

@@ -1,9 +1,6 @@
-"""Making a root; making a queue and removing it, each by one rename from, or to, a hidden folder.
+"""Make a root; make and delete queues.
 
-`temporary` removes the queues for answers, which `create_temporary` makes.
-
-A delete is undecided until its queue proves empty under the hidden name. The next sweep of the root undoes a delete
-that died before that.
+A delete is undecided until its queue proves empty under a hidden name. A sweep of the root undoes one that died before.
 """
 
 from __future__ import annotations
@@ -22,28 +19,26 @@ from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import topic_layout
-from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
+from dropq.format.layout import SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.known_queues import cut, forget, make_known, subscription_folders
-from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
-from dropq.lifecycle.sidecars import collect
+from dropq.lifecycle.folders import building, clear, close, hidden_names, hide, restore
+from dropq.lifecycle.known_queues import cut, make_known, subscription_folders
+from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, View, words
 from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.staging import jobs
-from dropq.staging.receivers import new_word
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
-from dropq.topics.views import forget_view, link_views, show_view, tidy_views
-from dropq.upkeep import joining, temporary
-from dropq.upkeep.hidden import note_name, private_store, tidy_deletes
-from dropq.upkeep.sweep import SweepReport
+from dropq.topics.views import forget_view, link_views, show_view
+from dropq.upkeep import joining
+from dropq.upkeep.deletion import private_store
 
 log = logging.getLogger("dropq")
 
@@ -150,39 +145,25 @@ def _make(
     if config.underlying_topic is not None:
         underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
     _refuse_circle(root, name, config, selectors)
-    group = group_number(config.group)
-    store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
+    store = storage_of(config)
     hidden = f"{root.layout.path}/.{cut(name)}.creating-{os.urandom(6).hex()}"
     layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
-    holder: Holder | None = None
     try:
-        folders = layout.first_folders
-        for folder in folders:
-            store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
-        store.write_new(layout.created, new_word())  # its modification time is when the queue was made
-        if options:
-            store.write_small(layout.config_file, toml_text(options).encode())
-        if selectors:
-            _write_selectors(root, name, layout, selectors, store)
-        if holds:
-            holder = Holder(layout, store)
-        store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
-        move = partial(store.move_folder, hidden, home)
-        if config.underlying_topic is None:
-            move()
-        else:
-            show_view(root, name, config.underlying_topic, move)
+        files = {"queue.toml": toml_text(options).encode()} if options else {}
+        files |= _selector_files(root, name, selectors, store)
+        with building(layout, store.at(root.layout.path), files, holds=holds) as holder:
+            move = partial(store.move_folder, hidden, home)
+            if config.underlying_topic is None:
+                move()
+            else:
+                show_view(root, name, config.underlying_topic, move)
+    except FileExistsError as error:
+        if find_layout(root.layout.path, name) is None:
+            raise QueueExists(
+                f"queue {name!r} was not made: {home} is there, and is no queue; move it away, or give another name"
+            ) from error
+        raise QueueExists(f"queue {name!r} is there already: {home}") from error
     except OSError as error:
-        if holder is not None:
-            holder.end()
-        with suppress(OSError):  # fsck finds what cannot be removed now
-            store.remove_tree(hidden)
-        if isinstance(error, FileExistsError):
-            if find_layout(root.layout.path, name) is None:
-                raise QueueExists(
-                    f"queue {name!r} was not made: {home} is there, and is no queue; move it away, or give another name"
-                ) from error
-            raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
     return layout.moved(home), store, holder
 
@@ -199,16 +180,14 @@ def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors:
         raise ConfigError(f"options of queue {name}: {circle}; nothing was made")
 
 
-def _write_selectors(
-    root: RootContext, name: str, layout: QueueLayout, selectors: Sequence[Selector], store: Storage
-) -> None:
-    """Write the files of the selectors that a queue is made with."""
-    store.make_folder(layout.selectors, parents=False, passing=True)
+def _selector_files(root: RootContext, name: str, selectors: Sequence[Selector], store: Storage) -> dict[str, bytes]:
+    """Return the files of the selectors that a queue is made with, by their paths in it."""
+    files = {}
     for selector in selectors:
         if selector.credit is not None:
             selector = given(selector, reserve_token(root.layout, name, selector.name, store))
-        store.write_small(f"{layout.selectors}/{selector.name}{SUFFIX}", text(selector).encode())
-    store.sync(layout.selectors, layout.base)
+        files[f"selectors/{selector.name}{SUFFIX}"] = text(selector).encode()
+    return files
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:
@@ -228,21 +207,15 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
             joining.sweep(context)
         refuse_unsettled(context)
-    mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
-    hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{cut(name)}"
-    away, store = f"{hidden}.deleted-{mark}", context.storage
+    undecided, away = hidden_names(root, layout, name)
+    lies = QueueLayout.flat(layout.base) if layout.is_topic else layout  # a topic's folder stays
+    store = context.storage
     try:
         if force and not layout.is_topic:
             store.rename_folder(layout.home, away)
         else:
-            _decide(context, f"{hidden}.deleting-{mark}", away, force=force)
-        gone = (QueueLayout.flat(layout.base) if layout.is_topic else layout).moved(away)
-        forget(root.layout, layout.base, gone.private, store)
-        for folder in (gone.target, gone.delayed):
-            store.drain(folder)
-        # RACE: a call of a send that was under way at the rename makes its file now, and goes with the queue.
-        store.drain(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
-        store.remove_tree(away)
+            _decide(context, lies.moved(undecided), away, force=force)
+        clear(root.layout, layout.base, lies.moved(away), store, wholly=True)
         if layout.is_topic:
             with suppress(OSError, DropqError):  # a sweep of the root does it
                 link_views(root)  # a topic below may be the topmost of a view now
@@ -253,27 +226,25 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
 
 
-def _decide(context: QueueContext, undecided: str, away: str, *, force: bool) -> None:
-    """Rename a queue that is to be deleted to a hidden name, and from there to another if it may go.
-
-    Args:
-        context: the queue.
-        undecided: the name from which a sweep brings it back if this process dies.
-        away: the name of what is being removed.
-        force: remove messages that are to be worked on, too.
-    """
+def _decide(context: QueueContext, gone: QueueLayout, away: str, *, force: bool) -> None:
+    """Rename a queue to the name of an undecided delete, `gone`, and from there to `away` if it may go."""
     layout, store = context.layout, context.storage
     if layout.is_topic:
         subscriptions.unsettle_config(layout, store)
-        layout = QueueLayout.flat(layout.base)
+        store.rename_folder(layout.base, gone.home)
+        # RACE: a topic that somebody subscribed to before the rename comes back, also by force. After it nobody can: a
+        # subscription is made in the topic's own folder.
+        if any(True for _ in subscription_folders(context.root.layout, context.name)):
+            _restore(context, gone)
+            refuse_subscriptions(context.root, context)
+            raise Unavailable(
+                f"somebody subscribed to topic {context.name!r} for a moment: try again; nothing was removed"
+            )
     else:
-        note_name(context)
-    store.rename_folder(layout.home, undecided)
-    if context.layout.is_topic:
-        _restore_if_subscribed(context, layout.moved(undecided), layout.home)
+        hide(context, gone.home)
     if not force:
-        _restore_if_unsettled(context, layout.moved(undecided), layout.home)
-    store.rename_folder(undecided, away)
+        _restore_if_unsettled(context, gone)
+    store.rename_folder(gone.home, away)
 
 
 def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
@@ -324,57 +295,36 @@ def refuse_unsettled(context: QueueContext) -> None:
         )
 
 
-def _restore_if_subscribed(context: QueueContext, gone: QueueLayout, home: str) -> None:
-    """RACE: a topic that somebody subscribed to before the rename comes back, to its `home`, also by force.
-
-    After the rename nobody can subscribe: a subscription is made in the topic's own folder.
-    """
-    if any(True for _ in subscription_folders(context.root.layout, context.name)):
-        _restore(context, gone, home)
-        refuse_subscriptions(context.root, context)
-        raise Unavailable(f"somebody subscribed to topic {context.name!r} for a moment: try again; nothing was removed")
-
-
-def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -> None:
-    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`."""
-    name, store = context.name, context.storage
+def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
+    """RACE: a send that returned before the rename is not lost: the queue comes back."""
     try:
         for folder in (gone.target, gone.delayed, gone.processing):
-            store.unlink(f"{folder}/{KEEPER}")
-            store.remove_folder(folder)  # from here on whatever was half-way into it fails
-        if jobs.is_committed(gone.working):
-            raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
-        if has_committed(gone):
-            raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
-        if routes.routed(gone, context.config.ignore) or in_transit(gone):
-            raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
+            close(folder, context.storage)
+        if not is_under_way(gone, context.config.ignore):
+            return
     except OSError:
-        _restore(context, gone, home)
-        jobs.sweep(context)
-        joining.sweep(context)
-        refuse_unsettled(context)
-        raise StorageError(
-            f"queue {name!r} holds what is no message in target/ or processing/: `dropq fsck {name} --repair` sets "
-            "it aside, or force it; nothing was removed",
-            path=home,
-            errno=errno.ENOTEMPTY,
-        ) from None
+        pass
+    _restore(context, gone)
+    jobs.sweep(context)
+    joining.sweep(context)
+    refuse_unsettled(context)
+    raise StorageError(
+        f"queue {context.name!r} holds what is no message in target/ or processing/: `dropq fsck {context.name} "
+        "--repair` sets it aside, or force it; nothing was removed",
+        path=context.layout.home,
+        errno=errno.ENOTEMPTY,
+    )
 
 
-def _restore(context: QueueContext, gone: QueueLayout, home: str) -> None:
+def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:
+    """Return whether messages were committed, are carried elsewhere or, unless `ignore` is None, lie in routing/."""
+    committed = jobs.is_committed(layout.working) or has_committed(layout) or in_transit(layout)
+    return bool(committed or (ignore is not None and routes.routed(layout, ignore)))
+
+
+def _restore(context: QueueContext, gone: QueueLayout) -> None:
     """Bring a queue back whose delete is not decided."""
-    for folder in (gone.target, gone.processing):
-        context.storage.make_folder(folder)
-    context.storage.move_folder(gone.home, home)
-    if context.layout.is_topic:
+    is_topic = context.layout.is_topic
+    restore(gone, context.layout.base if is_topic else context.layout.home, context.storage)
+    if is_topic:
         subscriptions.settle_config(context.layout, context.storage)
-
-
-def tidy(root: RootContext) -> SweepReport:
-    """Do what a sweep does outside of the queues, as `Root.tidy` says."""
-    with error_context("the queues are swept; the next sweep goes on with what is the root's"):
-        tidy_deletes(root)
-        tidy_views(root)
-        ephemeral = sum(temporary.clear(root))
-        sidecars = sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock))
-        return SweepReport(ephemeral=ephemeral, sidecars=sidecars)

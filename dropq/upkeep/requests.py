@@ -31,7 +31,7 @@ from dropq.queue.subscription import Subscription, subscribe
 from dropq.queue.waiting import Ending
 from dropq.storage.failures import describe
 from dropq.storage.liveness import FORKS
-from dropq.upkeep import queues, temporary
+from dropq.upkeep import deletion, queues
 from dropq.upkeep.sweep import QuickSweep
 
 log = logging.getLogger("dropq")
@@ -168,7 +168,7 @@ class Requester:
             log.debug("queue %s: its subscription did not end well: %s", self.name, error)  # all of it goes below
         self._holder.end()
         try:
-            temporary.remove(self._root, self.name)
+            deletion.remove(self._root, self.name)
         except (OSError, DropqError) as error:
             log.warning("queue %s is not wholly removed, a sweep does it: %s", self.name, describe(error))
 

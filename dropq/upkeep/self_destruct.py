@@ -21,24 +21,22 @@ from dropq.carrier.passages import Carriers
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import layouts
-from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
+from dropq.format.layout import KEEPER, WAITING, QueueLayout
 from dropq.lifecycle import dead_letters, named
-from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.folders import clear, close, hidden_names, hide, restore
 from dropq.lifecycle.known_queues import cut, forget
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.reasons import Reasons
-from dropq.lifecycle.sidecars import Sidecars
-from dropq.lifecycle.transfers import in_transit
-from dropq.policies import routes, selectors
+from dropq.policies import selectors
 from dropq.routing import registry
 from dropq.routing.looks import all_credits
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import forget_view
-from dropq.upkeep.hidden import note_name
+from dropq.upkeep.queues import is_under_way
 
 log = logging.getLogger("dropq")
 
@@ -125,80 +123,61 @@ def _is_in_use(context: QueueContext) -> bool:
     layout = context.layout
     return bool(
         reading.names_in(layout.processing) - {KEEPER}
-        or has_committed(layout)
-        or jobs.is_committed(layout.working)
-        or in_transit(layout)
+        or is_under_way(layout, None)
         or any(reading.names_in(each.path) for each in reading.entries(layout.held) if each.is_dir())
     )
 
 
 def _destroy(context: QueueContext) -> bool:
     """Rename a queue away, and remove it once it is empty; return False if something needs it after all."""
-    root, store, home = context.root.layout.path, context.storage, context.layout.home
-    note_name(context)
-    mark = f"{context.clock.now_ms()}-{os.urandom(3).hex()}"
-    hidden = f"{root}/.{cut(context.name)}.deleting-{mark}"
+    root, store, home = context.root.layout, context.storage, context.layout.home
+    undecided, away = hidden_names(context.root, context.layout, context.name)
     try:
-        store.rename_folder(home, hidden)
+        hide(context, undecided)
     except FileNotFoundError:
         return False  # RACE: another sweep was first
-    gone = _moved(context, hidden)
+    gone = _moved(context, undecided)
     # RACE: since the look, a subscription began, a consumer claimed, a job was committed, or another sweep destroyed
     # the queue and a new one has its name. Nothing comes by the name any more: what is seen now decides.
-    if is_needed(gone) or left_ms(gone) > 0 or _is_in_use(gone) or not _close(gone.layout.processing, gone):
-        _make_folders(gone)
-        store.move_folder(hidden, home)
+    if is_needed(gone) or left_ms(gone) > 0 or _is_in_use(gone) or not _closed(gone.layout.processing, gone):
+        restore(gone.layout, home, gone.storage)
         return False
     _empty(gone)
     Carriers(gone).run()  # what goes to other file systems
-    if _has_messages(gone):
-        kept = f"{root}/{cut(context.name)}.deleted-{mark.partition('-')[0]}"
-        _make_folders(gone)
+    is_kept = _has_messages(gone)
+    if is_kept:
         store.unlink(gone.layout.alone)
-        _forget(context, gone)
-        store.move_folder(hidden, kept)
+        forget(root, context.layout.base, gone.layout.private, store)
+        kept = f"{root.path}/{cut(context.name)}.deleted-{context.clock.now_ms()}"
+        restore(gone.layout, kept, gone.storage)
         log.warning(
             "queue %s has destroyed itself; its messages could go nowhere, and are kept: %s", context.name, kept
         )
-        return True
-    away = f"{root}/.{cut(context.name)}.deleted-{mark}"
-    store.rename_folder(hidden, away)
-    _forget(context, _moved(context, away))
-    store.remove_tree(away)
-    log.info("queue %s has destroyed itself", context.name)
+    else:
+        store.rename_folder(undecided, away)
+        clear(root, context.layout.base, context.layout.moved(away), store)
+        log.info("queue %s has destroyed itself", context.name)
+    if context.config.underlying_topic is not None:
+        forget_view(context.root, context.name, store)
     return True
 
 
 def _moved(context: QueueContext, home: str) -> QueueContext:
     """Return a queue under another name of its folder; for people it keeps its own."""
     layout = context.layout.moved(home)
-    store = context.storage.at(layout.base)
-    sidecars = Sidecars(
-        context.sidecars.folder,
-        store,
-        typed_replies=context.sidecars.typed_replies,
-        ignored=context.sidecars.ignored,
-        queue=layout.private,
-        name_budget=layout.name_budget,
-    )
+    store, sidecars = context.storage.at(layout.base), context.sidecars.at(layout)
     return replace(context, layout=layout, storage=store, sidecars=sidecars, reasons=Reasons(layout.reasons, store))
 
 
-def _close(folder: str, context: QueueContext) -> bool:
+def _closed(folder: str, context: QueueContext) -> bool:
     """Remove an empty folder, into which nothing can come any more; return False if it is not empty."""
-    context.storage.unlink(f"{folder}/{KEEPER}")
     try:
-        context.storage.remove_folder(folder)
+        close(folder, context.storage)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         return False
     return True
-
-
-def _make_folders(context: QueueContext) -> None:
-    for folder in FOLDERS:
-        context.storage.make_folder(context.layout.folder(folder))
 
 
 def _empty(gone: QueueContext) -> None:
@@ -208,7 +187,7 @@ def _empty(gone: QueueContext) -> None:
     for state in reversed(WAITING):  # what was delayed goes to target/
         folder, stuck = gone.layout.folder(state), set[str]()
         # RACE: a send that was half-way at the rename may still come. When the folder is gone, it fails.
-        while not _close(folder, gone):
+        while not _closed(folder, gone):
             waiting = [entry for entry in reading.entries(folder) if entry.name not in stuck]
             if not waiting:
                 break
@@ -237,18 +216,5 @@ def _send_off(gone: QueueContext, state: str, entry: os.DirEntry[str], letters: 
 
 def _has_messages(gone: QueueContext) -> bool:
     """Return whether a queue has messages that would be lost with it."""
-    layout = gone.layout
-    return bool(
-        any(reading.names_in(layout.folder(state)) - {KEEPER} for state in (*WAITING, "error"))
-        or routes.routed(layout, gone.config.ignore)
-        or jobs.is_committed(layout.working)
-        or in_transit(layout)
-        or has_committed(layout)
-    )
-
-
-def _forget(context: QueueContext, gone: QueueContext) -> None:
-    """Remove what the root has noted of a queue."""
-    forget(context.root.layout, context.layout.base, gone.layout.private, gone.storage)
-    if context.config.underlying_topic is not None:
-        forget_view(context.root, context.name, gone.storage)
+    left = (reading.names_in(gone.layout.folder(state)) - {KEEPER} for state in (*WAITING, "error"))
+    return any(left) or is_under_way(gone.layout, gone.config.ignore)

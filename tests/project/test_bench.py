@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dropq.upkeep.sweep import LOCKS_TRIED
+from dropq.upkeep.steps import LOCKS_TRIED
 
 TOP = Path(__file__).parents[2]
 

@@ -11,6 +11,7 @@ import pytest
 from helpers import FRESH, Clock, Run, base, names_in, timed
 
 from dropq import ConfigError, Queue, Root, Topic
+from dropq.lifecycle import folders
 from dropq.policies import selectors
 from dropq.routing import registry
 from dropq.topics import subscriptions
@@ -244,14 +245,14 @@ def test_of_two_who_close_a_circle_together_a_topic_is_removed_again_that_comes_
     one = root.create_queue("one")
     root.queue("t/again.c").add_selector("on", to="one")
     root.create_queue("view", underlying_topic="t.eu")
-    build = subscriptions._build
+    build = folders.building
 
-    def meanwhile(*arguments: Any) -> None:
+    def meanwhile(*arguments: Any, **how: Any) -> Any:
         one.add_selector("on", to="view")
-        build(*arguments)
+        return build(*arguments, **how)
 
     with (
-        mock.patch.object(subscriptions, "_build", meanwhile),
+        mock.patch.object(subscriptions, "building", meanwhile),
         pytest.raises(
             ConfigError, match=r"'t\.eu' was made, and is removed again: messages would go round: t\.eu -> t/"
         ),

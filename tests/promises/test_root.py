@@ -12,8 +12,8 @@ from helpers import Clock, Make, base, make_queue, where
 from dropq import InvalidName, QueueExists, Root, StorageError
 from dropq.diagnosis.fsck import fsck_root
 from dropq.diagnosis.fsck import queues as fsck_queues
+from dropq.lifecycle.ages import DEAD_MAKER
 from dropq.storage.files import Storage
-from dropq.upkeep.hidden import UNDECIDED_LIMIT
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_delete_that_died_brings_the_queue_back_under_its_whole_name(
         with pytest.raises(KeyboardInterrupt):
             queue.root.delete_queue(name)
     assert [one.name for one in queue.root.queues()] == ["q"]
-    clock.advance(UNDECIDED_LIMIT / 1000 + 1)
+    clock.advance(DEAD_MAKER / 1000 + 1)
     queue.root.sweep()
     assert [one.name for one in queue.root.queues()] == [name, "q"]
     queue.root.delete_queue(name)

@@ -1155,7 +1155,7 @@ def test_credits_are_freed_after_a_delete_that_died_once_it_was_decided(root: Ro
     source, _ = chain(root, "source", "goal")
     source.send("1")
     source.route()
-    died = mock.patch("dropq.upkeep.queues.forget", side_effect=KeyboardInterrupt)
+    died = mock.patch("dropq.lifecycle.folders.forget", side_effect=KeyboardInterrupt)
     with died, pytest.raises(KeyboardInterrupt):
         root.delete_queue("goal", force=True)
     assert not Path(root.path, "goal").exists()

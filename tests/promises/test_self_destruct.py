@@ -255,7 +255,7 @@ def test_a_consumer_of_another_queue_goes_on_with_a_destruction_that_was_cut_sho
     root.sweep()
     clock.advance(61)
     with monkeypatch.context() as broken:
-        broken.setattr(self_destruct, "_close", killed)
+        broken.setattr(self_destruct, "_closed", killed)
         with pytest.raises(Killed):
             root.sweep()
     assert not queue.exists()

@@ -11,9 +11,11 @@ import pytest
 from helpers import Clock, Make, archive, names_in, take, where
 
 from dropq import Queue, StorageError
+from dropq.lifecycle.ages import DAY, HOUR, MINUTE
 from dropq.routing import Router
 from dropq.storage import reading
 from dropq.storage.files import Storage
+from dropq.upkeep.steps import ROOT_STEPS, STEPS
 
 
 def full_disk(path: str, data: bytes) -> None:
@@ -229,3 +231,15 @@ def test_a_sweep_tells_what_it_had_to_leave(make: Make, clock: Clock, monkeypatc
         report = queue.sweep()
     assert (report.refused, report.total) == (2, 0)
     assert queue.sweep().delayed == 2
+
+
+def test_the_protocol_says_how_old_is_what_each_step_removes() -> None:
+    words = {MINUTE: "a minute", HOUR: "an hour", DAY: "a day", 7 * DAY: "7 days", 30 * DAY: "30 days"}
+    paper = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
+    rows = paper.partition("### What is removed")[2].partition("\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    said = {row: ages for step in (*STEPS, *ROOT_STEPS) for row, ages in step.ages.items()}
+    for start, ages in said.items():
+        (row,) = (row for row in rows if row.startswith(f"| {start}"))
+        assert all(words[age] in row for age in ages), row
+    for row in rows:
+        assert row.startswith(tuple(f"| {start}" for start in said)) or not any(word in row for word in words.values())

@@ -11,7 +11,8 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +27,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import NoSuchQueue, Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
 from dropq.config.load import validate_options
-from dropq.lifecycle import claims, known_queues
+from dropq.lifecycle import claims, folders, known_queues
 from dropq.lifecycle.open_queue import open_queue
 from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
@@ -340,13 +341,15 @@ def test_a_topic_that_somebody_subscribes_to_as_it_is_deleted_comes_back(
 def test_who_subscribes_to_a_topic_as_it_goes_is_told_and_leaves_nothing(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = subscriptions._build
+    build = folders.building
 
-    def late(*args: Any) -> None:
-        build(*args)
-        Root(topic.root.path).delete_queue("a")
+    @contextmanager
+    def late(*args: Any, **how: Any) -> Iterator[Any]:
+        with build(*args, **how) as holder:
+            Root(topic.root.path).delete_queue("a")
+            yield holder
 
-    monkeypatch.setattr(subscriptions, "_build", late)
+    monkeypatch.setattr(subscriptions, "building", late)
     with pytest.raises(NoSuchQueue, match=r"subscription a/audit\.hq was not made"):
         topic.create_subscription("audit", client_id="hq")
     assert not os.path.lexists(topic.queue.layout.home)

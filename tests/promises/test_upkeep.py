@@ -23,13 +23,15 @@ from helpers import FRESH, Clock, Make, base, make_queue, reopened, take, timed
 
 from dropq import Queue, Root
 from dropq.api import Topic
-from dropq.lifecycle.sidecars import PASSES_APART, collect
+from dropq.lifecycle.ages import SIDECAR_PASSES
+from dropq.lifecycle.sidecars import collect
 from dropq.lifecycle.timing import Timing
 from dropq.staging.jobs import Job
 from dropq.storage import liveness, reading
 from dropq.storage.files import Storage
 from dropq.upkeep import retention, sweep
-from dropq.upkeep.sweep import QuickSweep, SweepReport
+from dropq.upkeep.steps import SweepReport
+from dropq.upkeep.sweep import QuickSweep
 
 #: Consumers begin with the upkeep at once, rather than after a second.
 EARLY = Timing(first_upkeep=0)
@@ -335,7 +337,7 @@ def unneeded(queue: Queue, count: int = 1) -> None:
 def looked_at(queue: Queue, clock: Clock) -> list[int]:
     """Look for metadata as a consumer does; return what each step removed."""
     layout = queue.root.layout
-    return list(collect(layout.path, layout.meta, Storage(), clock, again=PASSES_APART))
+    return list(collect(layout.path, layout.meta, Storage(), clock, again=SIDECAR_PASSES))
 
 
 def test_metadata_is_collected_in_steps_of_one_file(make: Make, clock: Clock) -> None:
@@ -558,7 +560,7 @@ def test_the_more_a_sweep_costs_the_longer_is_the_pause_after_it(make: Make, mon
         return []
 
     monkeypatch.setattr("dropq.upkeep.sweep.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("dropq.upkeep.sweep._deliver_delayed", costly)
+    monkeypatch.setattr("dropq.upkeep.steps.claims_in", costly)
     quick = QuickSweep(queue.context)
     quick.run()
     assert quick.again >= 107.0 + 7 * 7.0

@@ -24,7 +24,8 @@ from dropq.policies.receive_policies import ReceivePolicies
 from dropq.storage import liveness, locks
 from dropq.storage.clock import ServerClock
 from dropq.storage.mounts import Mount, mount_of
-from dropq.upkeep.sweep import LOCKS_TRIED, QuickSweep
+from dropq.upkeep.steps import LOCKS_TRIED
+from dropq.upkeep.sweep import QuickSweep
 
 NFS, HERE = Mount("nfs4", options=("vers=4.2",)), Mount("ext4")
 #: Two mounts of one folder whose locks the two do not know of each other.

@@ -1,0 +1,125 @@
+"""What a sweep of a root does with queues whose maker, remover or requester died.
+
+An undecided delete is undone, as a send may have returned just before it; a decided one is finished. A temporary queue
+`temp-ID`, in which a requester gets its answer, goes when nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dropq.errors import DropqError
+from dropq.format import names
+from dropq.format.addresses import layouts, topic_layout
+from dropq.format.layout import UNSETTLED, QueueLayout
+from dropq.lifecycle import ages, ephemeral, folders
+from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.known_queues import UNDECIDED, cut, hidden_layout, topics, whole_name
+from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.storage.files import Storage
+
+log = logging.getLogger("dropq")
+
+_TEMPORARY = re.compile(r"\.(?P<name>temp-[^.]+)\.(?P<why>creating|deleted)-[0-9a-f-]+")
+
+
+def tidy(root: RootContext) -> Iterator[int]:
+    """Do what a sweep does with them; yield for each name looked at how many temporary queues went, 0 or 1.
+
+    What cannot be done now is logged, and left to the next sweep.
+    """
+    entries = list(reading.entries(root.layout.path))
+    for topic in topics(root.layout):
+        with suppress(PermissionError):  # another user's, whose sweep does it
+            entries += (entry for entry in reading.entries(topic_layout(root.layout.path, topic).home))
+    for entry in entries:
+        if not entry.name.startswith((".", names.TEMPORARY)) or entry.is_symlink():
+            continue
+        try:
+            yield _tidied(root, entry)
+        except (OSError, DropqError) as error:
+            log.warning("%s: a queue was left half made or half removed, and stays so: %s", entry.path, describe(error))
+
+
+def _tidied(root: RootContext, entry: os.DirEntry[str]) -> int:
+    now, of_root = root.clock.now_ms(), os.path.dirname(entry.path) == root.layout.path
+    if of_root and names.is_temporary(entry.name):
+        return sum(remove_left(root, layout) for layout in layouts(root.layout.path, entry.name))
+    if of_root and (found := _TEMPORARY.fullmatch(entry.name)) and names.is_temporary(found["name"]):
+        # RACE: a requester that was stopped for a minute as it made its queue finds it gone: it has sent nothing yet.
+        if found["why"] == "creating" and now - reading.changed_ms(entry.path) < ages.DEAD_MAKER:
+            return 0
+        folders.remove(entry.path, Storage())
+        return 1
+    found = UNDECIDED.fullmatch(entry.name)
+    if found is not None and now - int(found["since"]) >= ages.DEAD_MAKER:
+        _undo(root, entry.path, found)
+    found = folders.DECIDED.fullmatch(entry.name)
+    if of_root and found is not None and now - int(found["since"]) >= ages.DEAD_MAKER:
+        _finish(root, entry.path, found["name"])
+    return 0
+
+
+def _undo(root: RootContext, path: str, found: re.Match[str]) -> None:
+    """Give a queue its name back; it gets another where a new queue has that."""
+    layout, above, store = hidden_layout(path), os.path.dirname(path), private_store(path)
+    name = whole_name(layout, found["name"])
+    home = f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}"
+    if above == root.layout.path and reading.exists(home):
+        # RACE: a queue of its name was made meanwhile. What waits in this one is not lost with it.
+        folders.restore(layout, kept := f"{above}/{cut(name)}.deleted-{found['since']}", store)
+        log.warning("%s: its delete was cut short, and a new queue has its name", kept)
+    else:
+        folders.restore(layout, home, store)
+        log.warning("queue %s: its delete was cut short, and is undone", name)
+
+
+def _finish(root: RootContext, path: str, name: str) -> None:
+    """Remove what is left of a queue, unless it may have messages: `fsck` names these."""
+    either = QueueLayout.flat(path), QueueLayout.incoming(path)
+    if any(reading.exists(each.folders[state]) for each in either for state in UNSETTLED):
+        return
+    layout = hidden_layout(path)
+    folders.clear(root.layout, layout.moved(f"{root.layout.path}/{name}").base, layout, Storage(lenient=True))
+
+
+def remove(root: RootContext, name: str) -> None:
+    """Remove a temporary queue with all that is in it; do nothing if it is gone."""
+    if away := _hidden(root, name):
+        folders.remove(away, Storage())
+
+
+def _hidden(root: RootContext, name: str) -> str:
+    """Take a temporary queue's name away; return where the queue is, "" if it was gone."""
+    home = f"{root.layout.path}/{name}"
+    _, away = folders.hidden_names(root, QueueLayout.flat(home), name)
+    try:
+        Storage().rename_folder(home, away)
+    except FileNotFoundError:
+        return ""  # RACE: its requester and a sweep remove it at the same moment; the first rename decides
+    return away
+
+
+def remove_left(root: RootContext, layout: QueueLayout, older_than: float | None = None) -> bool:
+    """Remove a temporary queue whose holder is gone, as `ephemeral.left` says; return False for any other queue."""
+    away, name = "", os.path.basename(layout.home)
+    if not names.is_temporary(name):
+        return False
+    with ephemeral.left(layout, root.clock, older_than) as is_left:
+        if is_left:
+            away = _hidden(root, name)
+    if away:
+        folders.remove(away, Storage())  # after the lock: NFS keeps a file that is open here
+        log.info("queue %s: its holder is gone, and so is the queue", name)
+    return bool(away)
+
+
+def private_store(root: str) -> Storage:
+    """Return a storage for a root's private files: every user who may write in the root may write in them."""
+    mode = os.stat(root).st_mode & 0o2775
+    return Storage(file_mode=mode & 0o664, dir_mode=mode, lenient=True)
