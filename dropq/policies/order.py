@@ -6,13 +6,11 @@ Each message is ranked once, when it is first listed, as a body never changes af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from dropq.filters import Value, compile_expression
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.settling import Settling
-from dropq.lifecycle.sidecars import Sidecars
-from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, TargetView
 from dropq.policies.wanted import Lookups
 from dropq.storage import reading
@@ -25,22 +23,12 @@ class RankedView(TargetView):
     """The waiting messages of one folder, ordered by a rank; it ranks all of them before it offers the first.
 
     Args:
-        folder, sidecars, ignored, timing, depth, settling: as for `TargetView`.
+        view, options: as for `TargetView`.
         rank: returns the rank of a waiting message; higher ranks come first.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        sidecars: Sidecars,
-        ignored: Callable[[str], object],
-        timing: Timing,
-        *,
-        rank: Callable[[MessageFile], int],
-        depth: int | None = None,
-        settling: Settling | None = None,
-    ) -> None:
-        super().__init__(folder, sidecars, ignored, timing, depth=depth, settling=settling)
+    def __init__(self, *view: Any, rank: Callable[[MessageFile], int], **options: Any) -> None:
+        super().__init__(*view, **options)
         self._rank = rank
 
     def _listed(self, behind: Key | None = None) -> Iterator[Group]:
@@ -67,9 +55,7 @@ def by_time(file: MessageFile) -> int:
 def by_expression(text: str, context: QueueContext) -> Callable[[MessageFile], int]:
     """Return a function that ranks messages by an expression (AMPS's Priority)."""
     expression = compile_expression(text)
-    folder, message_type = context.layout.target, context.config.message_type
-    lookups = Lookups(context.sidecars, folder=folder, message_type=message_type, queue=context.name)
-    return lookups.remembering(lambda lookup: unsigned(expression.value(lookup)))
+    return Lookups(context).remembering(lambda lookup: unsigned(expression.value(lookup)))
 
 
 def unsigned(value: Value) -> int:

@@ -76,9 +76,7 @@ class Routes:
         self._circles = Circles()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[Route, ...] = ()
-        self._chosen = Lookups(context.sidecars, folder=context.layout.target, queue=context.name).asking(
-            self._matching
-        )
+        self._chosen = Lookups(context).asking(self._matching)
 
     def look(self) -> None:
         """Look again which routes are in use; log each that cannot be used, once for each reason."""

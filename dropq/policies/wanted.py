@@ -11,7 +11,6 @@ from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.reasons import Reasons
-from dropq.lifecycle.sidecars import Sidecars
 from dropq.storage import reading
 
 if TYPE_CHECKING:
@@ -37,40 +36,9 @@ def wanting(context: QueueContext, filter: str, state: str = "target") -> Callab
         InvalidFilter: the filter cannot be parsed; the error points at the column.
         Unavailable: it needs an extra that is not installed.
     """
-    folder, message_type = context.layout.folder(state), context.config.message_type
-    more = {"message_type": message_type, "queue": context.name}
-    return matching(filter, context.sidecars, state, folder=folder, reasons=context.reasons, **more)
-
-
-def matching(
-    filter: str,
-    sidecars: Sidecars,
-    state: str = "target",
-    *,
-    folder: str,
-    message_type: str = "json",
-    queue: str = "",
-    reasons: Reasons | None = None,
-) -> Callable[[MessageFile], bool]:
-    """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
-
-    Args:
-        filter: the filter.
-        sidecars: parses names and reads sidecars.
-        state: the folder's state: of waiting messages the filter sees the next delivery, of others the last.
-        folder: the folder of the files whose bodies it may read.
-        message_type: the form of bodies: json, text or binary.
-        queue: the address of the queue that the folder belongs to.
-        reasons: why its messages failed, which also tell the tries and the arrival of foreign files; None for none.
-
-    Raises:
-        InvalidFilter: the filter cannot be parsed.
-        Unavailable: it needs an extra that is not installed.
-    """
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
-    compiled = compile_filter(filter)
-    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type, queue=queue, reasons=reasons)
+    compiled, lookups = compile_filter(filter), Lookups(context, state, reasons=context.reasons)
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
@@ -91,34 +59,35 @@ def deciding(
     """
     from dropq.filters import compile_filter
 
-    compiled = compile_filter(filter)
-    folder, message_type = context.layout.folder(state), into.config.message_type
-    lookups = Lookups(context.sidecars, state, folder=folder, message_type=message_type, queue=into.name)
-    if not compiled.reads_body:
-        return lookups.asking(compiled.matches)
-    return lookups.deciding(compiled.matches)
+    compiled, lookups = compile_filter(filter), Lookups(context, state, into=into)
+    return lookups.deciding(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
 class Lookups:
-    """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
+    """What filters and expressions see of the listed files of one folder.
+
+    Args:
+        context: the queue that they lie in.
+        state: their state: of waiting messages a filter sees the next delivery, of others the last.
+        into: the queue whose filter it is, which says what bodies are; None for their own.
+        reasons: why its messages failed, which also tell the tries and the arrival of foreign files; None for none.
+    """
 
     def __init__(
         self,
-        sidecars: Sidecars,
+        context: QueueContext,
         state: str = "target",
         *,
-        folder: str,
-        message_type: str = "json",
-        queue: str = "",
+        into: QueueContext | None = None,
         reasons: Reasons | None = None,
     ) -> None:
-        self._sidecars = sidecars
+        self._sidecars = context.sidecars
         self._state = state
         self._reasons = reasons
         self._waits = state in WAITING
-        self._folder = folder
-        self._message_type = message_type
-        self._queue = queue
+        self._folder = context.layout.folder(state)
+        self._message_type = (into or context).config.message_type
+        self._queue = (into or context).name
 
     def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
         """Return a function that applies `ask` to a file's name."""

@@ -16,13 +16,9 @@ from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.filters import LIMIT, compile_filter, for_name
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle.sidecars import Sidecars
 from dropq.policies import wanted
-from dropq.policies.wanted import Lookups, matching
+from dropq.policies.wanted import Lookups, wanting
 from dropq.storage import reading
-from dropq.storage.files import Storage
-
-SIDECARS = Sidecars("/nowhere", Storage("none"))
 
 
 def matches(text: str, body: bytes, message_type: str = "json") -> bool:
@@ -149,13 +145,14 @@ class TestListedFiles:
             message = subscription.receive()
             assert message is not None and not read
 
-    def test_that_somebody_claimed_meanwhile_are_asked_again_when_they_come_back(self, tmp_path: Path) -> None:
+    def test_that_somebody_claimed_meanwhile_are_asked_again_when_they_come_back(self, make: Make) -> None:
         """What is gone has only NULLs for now, and that is not remembered."""
-        test = matching("/x = 1", SIDECARS, folder=str(tmp_path))
+        queue = make()
+        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
         assert not test(MessageFile("a.json", 5))
-        (tmp_path / "a.json").write_text('{"x": 1}')
+        (target / "a.json").write_text('{"x": 1}')
         assert test(MessageFile("a.json", 5))
-        (tmp_path / "a.json").unlink()
+        (target / "a.json").unlink()
         assert test(MessageFile("a.json", 5))
 
     def test_whose_sidecars_are_missing_are_asked_again(self, make: Make) -> None:
@@ -169,21 +166,23 @@ class TestListedFiles:
             hidden.rename(sidecar)
             assert subscription.receive() is not None
 
-    def test_that_come_under_the_name_of_one_that_went_are_asked_anew(self, tmp_path: Path) -> None:
+    def test_that_come_under_the_name_of_one_that_went_are_asked_anew(self, make: Make) -> None:
         """A script may use a name twice; then the second file came at another time."""
-        test = matching("/x = 1", SIDECARS, folder=str(tmp_path))
-        (tmp_path / "a.json").write_text('{"x": 1}')
+        queue = make()
+        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
+        (target / "a.json").write_text('{"x": 1}')
         assert test(MessageFile("a.json", 5))
-        (tmp_path / "a.json").write_text('{"x": 2}')
+        (target / "a.json").write_text('{"x": 2}')
         assert not test(MessageFile("a.json", 6))
 
-    def test_that_nobody_asks_for_any_more_are_forgotten(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_nobody_asks_for_any_more_are_forgotten(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is kept does not grow with what passes through a queue, and what is asked for again stays."""
         monkeypatch.setattr(wanted, "REMEMBERED", 3)
         read = bodies_read(monkeypatch)
-        test = matching("/x = 1", SIDECARS, folder=str(tmp_path))
+        queue = make()
+        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
         for number in range(8):
-            (tmp_path / f"{number}").write_text('{"x": 1}')
+            (target / f"{number}").write_text('{"x": 1}')
             assert test(MessageFile(str(number))) and test(MessageFile("0"))
         assert read == list("01234567")
         assert test(MessageFile("1"))
@@ -212,10 +211,11 @@ class TestListedFiles:
         (base(queue) / "target" / "a.json").chmod(0o600)
         assert [message.id for message in queue.browse(filter="/x = 1")] == ["a.json"]
 
-    def test_answer_to_any_question(self, tmp_path: Path) -> None:
+    def test_answer_to_any_question(self, make: Make) -> None:
         """Not only whether they match."""
-        (tmp_path / "a.json").write_text('{"x": 5}')
-        asked = Lookups(SIDECARS, folder=str(tmp_path)).remembering(lambda lookup: lookup("JMSPriority"))
+        queue = make()
+        (base(queue) / "target" / "a.json").write_text('{"x": 5}')
+        asked = Lookups(queue.context).remembering(lambda lookup: lookup("JMSPriority"))
         assert asked(MessageFile("a.json")) == 4
 
 
