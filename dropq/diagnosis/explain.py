@@ -214,7 +214,7 @@ class _Snapshot:
     def _selected(self, file: MessageFile) -> Decision | None:
         """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
         plan = self._outlook.of(file)
-        return None if plan.op == "leave" or self._alive else Decision(False, "selector", plan.says)
+        return None if plan.why == "leave" or self._alive else Decision(False, "selector", plan.detail)
 
     def _ready(self, file: MessageFile) -> Decision:
         rivals = () if self._turns is None else (one.subscription for one in self._turns.rivals(file))

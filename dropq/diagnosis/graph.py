@@ -182,9 +182,9 @@ class _Look:
         waiting, untaken = Counter[str](), Counter[str]()
         for message in islice(browsing.listed(context, "target"), LOOKED_AT) if counts.get("target") else ():
             plan = outlook.of(message)
-            if plan.op == "stay":
+            if plan.why == "stay":
                 waiting.update(plan.selectors)
-                untaken.update(() if plan.by else (plan.says,))
+                untaken.update(() if plan.by else (plan.detail,))
         for one in outlook.selectors.in_use:
             self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
         for says, count in untaken.items():

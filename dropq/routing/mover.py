@@ -89,18 +89,18 @@ class Mover:
         if has_expired(self._context, file):
             return self._moves.expire_waiting(file)
         passed = dict[str, str]()
-        while (plan := self._planner.plan(file, passed)).op in ("move", "bounce"):
+        while (plan := self._planner.plan(file, passed)).why in ("move", "bounce"):
             (one,), (target,) = plan.by, plan.targets
             done = self._try(file, one, target)
             if not isinstance(done, str):
                 self.moved[one.selector.name] += done
                 return True
             passed[one.selector.name] = done
-        if plan.op == "copy":
+        if plan.why == "copy":
             return self._copy(file, plan)
-        if plan.op == "set-aside":
+        if plan.why == "set-aside":
             return self._set_aside(file, plan)
-        self.held_by = plan.says
+        self.held_by = plan.detail
         return False
 
     def _try(self, file: MessageFile, one: InUse, target: Target) -> bool | str:

@@ -102,7 +102,7 @@ class Outlook(Planner):
         """Return what will become of a waiting message, of which nobody was asked before."""
         plan = self.plan(file)
         self.refused |= {name: why for name, why in plan.refused.items() if why != TAKEN_BEFORE}
-        for one in plan.by if plan.op == "move" else ():
+        for one in plan.by if plan.why == "move" else ():
             one.foreseen += 1
         return plan
 

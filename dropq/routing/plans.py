@@ -19,6 +19,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.policies.selectors import InUse, Selectors, path_of
@@ -67,12 +68,11 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a router does with a waiting message.
+class Plan(Decision):
+    """What a router does with a waiting message, if anything.
 
     Attributes:
-        op: `copy`, `move`, `bounce`; `set-aside` for what cannot be delivered; `leave` for what consumers get; `stay`.
-        says: that, or why it stays, in words.
+        why: `copy`, `move`, `bounce`; `set-aside` for what cannot be delivered; `leave` for what consumers get; `stay`.
         by: the selectors that copy, move or bounce it; for one that stays, those that it waits for.
         targets: where it goes, one for each selector.
         is_last: whether no selector takes it once it is copied: then it is archived, unless somebody is subscribed.
@@ -80,8 +80,6 @@ class Plan:
         refused: why selectors take nothing that would, by their names.
     """
 
-    op: str
-    says: str = ""
     by: tuple[InUse, ...] = ()
     targets: tuple[Target, ...] = ()
     is_last: bool = False
@@ -93,6 +91,9 @@ class Plan:
     def selectors(self) -> tuple[str, ...]:
         """The names of the selectors."""
         return tuple(one.selector.name for one in self.by)
+
+
+LEAVE = Plan(False, "leave")
 
 
 class Planner:
@@ -129,10 +130,10 @@ class Planner:
         selectors = self.selectors
         if not selectors.for_waiting:
             broken = "; ".join(f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items()))
-            return Plan("stay", f"no selector takes it: {broken}") if broken else Plan("leave")
+            return Plan(False, "stay", f"no selector takes it: {broken}") if broken else LEAVE
         choice = selectors.choice(file)
         if choice is None:
-            return Plan("stay", UNREADABLE)
+            return Plan(False, "stay", UNREADABLE)
         if (choice.copying or choice.moving) and file.name.hops >= HOPS_LIMIT:
             hops = file.name.hops
             return _set_aside(file, "hop_limit", f"it was moved {hops} times", {"hops": hops})
@@ -140,7 +141,7 @@ class Planner:
             return self._copied(choice.copying, is_last=not choice.moving)
         if choice.moving:
             return self._moved(file, choice.moving, passed or {})
-        return Plan("leave") if choice.stays else self._untaken(file)
+        return LEAVE if choice.stays else self._untaken(file)
 
     def why_unreachable(self, address: str | None) -> str:
         """Return why no message can go to a queue; "" if one can, as far as its limits let it, or it is a bounce."""
@@ -151,11 +152,12 @@ class Planner:
         found = [self._find(one.selector.to or "") for one in copying]
         refused = {one.selector.name: why for one, why in zip(copying, found, strict=True) if isinstance(why, str)}
         if refused:
-            waited_for = tuple(one for one in copying if one.selector.name in refused)
-            return Plan("stay", f"its copies wait: {'; '.join(refused.values())}", waited_for, refused=refused)
-        goals = ", ".join(one.selector.to or "" for one in copying)
+            says = f"its copies wait: {'; '.join(refused.values())}"
+            by = (one for one in copying if one.selector.name in refused)
+            return Plan(False, "stay", says, by=tuple(by), refused=refused)
+        says = f"the next router copies it to {', '.join(one.selector.to or '' for one in copying)}"
         targets = tuple(target for target in found if isinstance(target, Target))
-        return Plan("copy", f"the next router copies it to {goals}", tuple(copying), targets, is_last)
+        return Plan(True, "copy", says, by=tuple(copying), targets=targets, is_last=is_last)
 
     def _moved(self, file: MessageFile, moving: list[InUse], passed: Mapping[str, str]) -> Plan:
         refused = dict[str, str]()
@@ -168,7 +170,7 @@ class Planner:
                 return decided
             refused[name] = decided
         says = "; ".join(f"selector {name}: {why}" for name, why in refused.items())
-        return Plan("stay", says, tuple(moving), refused=refused)
+        return Plan(False, "stay", says, by=tuple(moving), refused=refused)
 
     def _sent_on(self, one: InUse) -> Plan | str:
         """Return the plan to move a message by a selector; or why it is not."""
@@ -179,7 +181,7 @@ class Planner:
         if isinstance(target, str):
             return target
         says = f"the next router moves it to {address} by selector {one.selector.name}"
-        return target.why_not() or Plan("move", says, (one,), (target,))
+        return target.why_not() or Plan(True, "move", says, by=(one,), targets=(target,))
 
     def why_without_credit(self, one: InUse) -> str:
         """Return that a selector has no credit left; "" if it has one."""
@@ -212,13 +214,14 @@ class Planner:
         if target.context.layout.home == context.layout.home:
             why = f"selector {name} bounces it, and its return address is this queue"
             return _set_aside(file, "no_return_address", why, details)
-        return Plan("bounce", f"the next router bounces it to {address} by selector {name}", (one,), (target,))
+        says = f"the next router bounces it to {address} by selector {name}"
+        return Plan(True, "bounce", says, by=(one,), targets=(target,))
 
     def _untaken(self, file: MessageFile) -> Plan:
         if self.selectors.unusable:
-            return Plan("stay", f"{ONE_IS_UNUSABLE}: {', '.join(sorted(self.selectors.unusable))}")
+            return Plan(False, "stay", f"{ONE_IS_UNUSABLE}: {', '.join(sorted(self.selectors.unusable))}")
         if why := self.unroutable.why_not(file):
-            return Plan("stay", why)
+            return Plan(False, "stay", why)
         return _set_aside(file, "unroutable", "no selector takes it", {})
 
     # -- where messages go ---------------------------------------------------------------------------------------------
@@ -267,4 +270,4 @@ def _may_not_return(context: QueueContext, selector: Selector, address: str) -> 
 def _set_aside(file: MessageFile, reason: str, why: str, details: Mapping[str, object]) -> Plan:
     """Return the plan for a message that cannot be delivered."""
     end = "moves it to error/" if dead_letters.why_no_more(file.name) else "makes a dead letter of it"
-    return Plan("set-aside", f"{why}: the next router {end}", reason=reason, details=details)
+    return Plan(True, "set-aside", f"{why}: the next router {end}", reason=reason, details=details)

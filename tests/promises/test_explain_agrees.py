@@ -167,11 +167,11 @@ def test_routers_do_with_each_message_what_is_said_of_it(tmp_path: Path, seed: i
         queue.send(str(number), properties={"n": chance.randrange(4)}, reply_to=reply)
         outlook = Outlook(queue.context)
         plans = [outlook.of(file) for file in listed(queue.context, "target")]
-        expected = Counter(name for plan in plans if plan.op in ("move", "bounce", "copy") for name in plan.selectors)
-        asides = sum(plan.op == "set-aside" for plan in plans)
+        expected = Counter(name for plan in plans if plan.why in ("move", "bounce", "copy") for name in plan.selectors)
+        asides = sum(plan.why == "set-aside" for plan in plans)
         failed = queue.counts()["error"]
-        assert Counter(Queue(queue.root, "q").route()) == expected, [plan.says for plan in plans]
-        assert queue.counts()["error"] == failed + asides, [plan.says for plan in plans]
+        assert Counter(Queue(queue.root, "q").route()) == expected, [plan.detail for plan in plans]
+        assert queue.counts()["error"] == failed + asides, [plan.detail for plan in plans]
 
 
 #: Why a message is in processing/.
