@@ -39,11 +39,7 @@ def building(
 ) -> Iterator[Holder | None]:
     """Build a queue under a hidden name for a block, which renames it to its place; remove it if the block raises.
 
-    Args:
-        layout: where it lies until then.
-        store: writes it.
-        files: the content of its files, by their paths in it.
-        holds: it goes with this process; the block gets what holds it from before it has its name.
+    The content of its files is by their paths in it. If it is to go with this process, the block gets what `holds` it.
     """
     holder = None
     try:
@@ -83,11 +79,7 @@ def hide(context: QueueContext, undecided: str) -> None:
 
 
 def close(folder: str, store: Storage) -> None:
-    """Remove a folder that is empty but for a `.keep`: what is half-way into it fails.
-
-    Raises:
-        OSError: with ENOTEMPTY, something is in it.
-    """
+    """Remove a folder that is empty but for a `.keep`: what is half-way into it fails."""
     store.unlink(f"{folder}/{KEEPER}")
     store.remove_folder(folder)
 
@@ -103,13 +95,11 @@ def restore(gone: QueueLayout, home: str, store: Storage) -> None:
 def clear(root: RootLayout, base: str, gone: QueueLayout, store: Storage, *, wholly: bool = False) -> None:
     """Remove a queue that has a hidden name, and what the root has noted of it.
 
-    Args:
-        base: where the queue's folders were.
-        gone: where they are; a link among them goes, and what it leads to stays.
-        wholly: wait while files come into it; where the queue is a link, what that leads to goes first.
+    A link in it goes, and what that leads to stays.
 
-    Raises:
-        OSError: with ENOTEMPTY or EBUSY, something came in between, or is open on NFS.
+    Args:
+        base: where its folders were.
+        wholly: wait while files come into it; where the queue is a link, what that leads to goes first.
     """
     forget(root, base, gone.private, store)
     above = os.path.dirname(gone.home)

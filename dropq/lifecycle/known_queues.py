@@ -328,14 +328,7 @@ def _refuse_closed(address: str, error: OSError) -> None:
 
 
 def addresses(root: RootLayout, closed: Closed = pass_over) -> Iterator[str]:
-    """Yield what may be the address of a queue, topic or subscription of a root; some may be none.
-
-    Args:
-        closed: hears of what may have others, and is passed over.
-
-    Raises:
-        OSError: this user may not look into the root.
-    """
+    """Yield what may be the address of a queue, topic or subscription; `closed` hears of what nobody may look into."""
     for entry in entries(root.path):
         if names.can_name_queue(entry.name):
             yield entry.name

@@ -165,8 +165,7 @@ class Sidecars:
     def whole(self, name: Name) -> Name:
         """Return a name with what its sidecar contains, to write it again; log a sidecar that is missing or damaged.
 
-        Raises:
-            StorageError: the sidecar cannot be read now; the name written without it would lose its content for ever.
+        Without one that cannot be read now, a StorageError, the name would lose its content for ever.
         """
         problems: list[str] = []
         restored = self._restored(name, problems)
@@ -197,9 +196,7 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
 
     RACE: a name may move from a folder not yet looked at to a folder already passed. So a sidecar is removed only when
     it is a day old, and two passes, an hour apart, found no name that refers to it.
-
-    Args:
-        again: do nothing if the last pass began less than this many milliseconds ago.
+    It does nothing if the last pass began less than `again` milliseconds ago.
     """
     now, layout = clock.now_ms(), RootLayout(root)
     passes = f"{folder}/.unreferenced"

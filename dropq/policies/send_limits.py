@@ -48,8 +48,6 @@ class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
     Args:
-        name: the queue's name.
-        context: the queue.
         then: the limits of the topic that what this queue lets in is published to; None of any other queue.
         rejects: whether the queue rejects what is beyond its limit, whatever it says: it takes what another is too full
             for.
@@ -92,16 +90,8 @@ class SendLimits:
     def admit(self, count: int, *, whole: bool = False) -> int:
         """Admit messages; wait for room if the queue makes senders wait.
 
-        Args:
-            count: how many are to be sent, from 1.
-            whole: admit all of them or none.
-
-        Returns:
-            How many are admitted, at least one; 0 if the queue is full and discards.
-
-        Raises:
-            QueueFull: the queue is full and rejects; none was sent.
-            MustWait: there is no room, and these senders do not wait; none was sent.
+        Admit all of them, as a `whole`, or none. Return how many are admitted, at least one; 0 if the queue is full and
+        discards. Raise QueueFull if it rejects, and MustWait if these senders do not wait: none was sent.
         """
         count = self._write_lock.admit(count, whole=whole)
         count = count if self._limit is None else self._limit.admit(count, whole=whole)
@@ -127,9 +117,7 @@ class Tally:
     Args:
         folders: in the order in which messages pass through them, so that a message that moves on during the count is
             counted twice rather than not at all.
-        ignore: patterns of names that are no messages.
         most: how many messages the folders may contain; a count ends there.
-        timing: how long a count is used.
         committed: the queue whose committed messages count, too; None counts none.
     """
 
@@ -190,14 +178,7 @@ class Tally:
 class Limit:
     """`max_unprocessed`: how many messages may be waiting, delayed or held; `overflow` says what happens beyond it.
 
-    Args:
-        name: the queue's name.
-        context: the queue.
-        most: the limit.
-        rejects, waits: as of `SendLimits`.
-
-    Attributes:
-        waits: whether senders wait; else they get MustWait.
+    What it `rejects`, and whether it `waits`, is as of `SendLimits`.
     """
 
     def __init__(
@@ -295,15 +276,7 @@ class WriteLock:
 
     As in DropboxMQ, a sender waits at most `delay-milliseconds`, and then sends: -1 is an endless delay, and any other
     number below 0 is none. An empty file means a limit of 0 and an endless delay: it stops all senders until it is
-    removed.
-
-    Args:
-        name: the queue's name.
-        context: the queue.
-        waits: as of `SendLimits`.
-
-    Attributes:
-        waits: whether senders wait; else they get MustWait.
+    removed. Whether it `waits` is as of `SendLimits`.
     """
 
     def __init__(self, name: str, context: QueueContext, *, waits: bool = True) -> None:

@@ -22,20 +22,12 @@ class LostSends(Sender):
     """What sends to the dead-letter queue what was meant for a queue that is not there.
 
     The limits of the dead-letter queue are for its own senders: they refuse no dead letter.
-
-    Args:
-        origin: the address that the messages were sent to.
     """
 
     def __init__(self, letters: QueueContext, origin: str) -> None:
         self.name = origin
         self._opened = Outlet(letters)
         self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
-
-    @property
-    def _outlet(self) -> Outlet:
-        assert self._opened is not None
-        return self._opened
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
         return count

@@ -41,12 +41,7 @@ class ReplyQueue(Sender):
     """The queue that answers go to; it only sends."""
 
     def __init__(self, context: QueueContext) -> None:
-        self.name = context.name
-        self._context = context
-
-    @property
-    def _outlet(self) -> Outlet:
-        return Outlet(self._context)
+        self.name, self._opened = context.name, Outlet(context)
 
 
 def reply_queue(request: Request) -> Sender:

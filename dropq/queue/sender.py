@@ -85,7 +85,8 @@ class Sender:
 
     @property
     def _outlet(self) -> Outlet:
-        raise NotImplementedError
+        assert self._opened is not None
+        return self._opened
 
     @property
     def _goal(self) -> QueueContext:
@@ -98,19 +99,11 @@ class Sender:
         return frozenset()
 
     def _letters(self) -> Sender | None:
-        """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them.
-
-        Raises:
-            Unavailable: the queue is away; nothing was sent.
-        """
+        """Return what takes the messages if the queue is not there, and not away; None if it is, or nothing does."""
         return None
 
     def _overflow(self, full: QueueFull) -> Sender | None:
-        """Return what takes the messages instead while the queue is full; None if nothing does.
-
-        Raises:
-            QueueFull: it is not there.
-        """
+        """Return what takes the messages instead while the queue is full; None if nothing does."""
         return None
 
     def _instead(self, refused: QueueFull | NoSuchQueue) -> Sender:
@@ -472,12 +465,7 @@ class Sender:
             raise
 
     def _address(self, body: bytes | str, **fields: Any) -> tuple[str, str, int]:
-        """Return the file name of a message to send, its id, and the time before which it may not be delivered.
-
-        Args:
-            body: the message's body, for its class.
-            fields: the other arguments of `send`.
-        """
+        """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
         return self._address_of(body, Headers(**fields))
 
     def _address_of(
@@ -520,12 +508,7 @@ class Sender:
     def _admit_job(self, count: int) -> Sender | None:
         """Let in a job of so many messages as a whole, after a wait where one is due.
 
-        Returns:
-            What lets it in: this, or what takes the messages instead while the queue is full; None where the job is
-            discarded.
-
-        Raises:
-            QueueFull: the queue rejects it, or never has room for so many, and nothing else takes it.
+        Return what lets it in: this, or what takes the messages while the queue is full; None where it is discarded.
         """
         try:
             return self if self._admit(count, whole=True) else None

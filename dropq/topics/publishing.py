@@ -16,7 +16,6 @@ from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
 from dropq.topics.distribution import Distributor
-from dropq.topics.views import is_view
 
 
 class Publishing(Outlet):
@@ -80,7 +79,7 @@ def outlet(context: QueueContext) -> Outlet:
     """Return what sends to a queue: of a topic, or of a view's topic, what publishes; NoSuchQueue without that."""
     if context.layout.is_topic:
         return Publishing(context)
-    if is_view(context):
+    if context.config.underlying_topic is not None:
         return Publishing(open_target(context.root, context))
     return Outlet(context)
 

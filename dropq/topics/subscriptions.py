@@ -146,15 +146,9 @@ def subscribe(
     removed as the new one comes, with what it holds, as JMS has it.
 
     Args:
-        options: keys of its queue.toml.
         recovery_point: where in the topic's history a new one begins; None begins now.
-        holds: it is ephemeral, and goes with this process; else nothing holds it.
-        force: also remove what routes of the one of before took.
-
-    Raises:
-        InvalidName, ConfigError: the name or an option cannot be used; nothing was changed.
-        Unavailable: the one of before is in use, or another process is subscribing for too long.
-        StorageError: it was not made; or the one of before has messages that its routes took.
+        holds: it is ephemeral, and goes with this process.
+        force: also remove what routes of the one of before took; else that is a StorageError.
     """
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
@@ -226,11 +220,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
 def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> Iterator[str]:
     """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without.
 
-    Args:
-        asked: the topic that must not be passed over. Anybody may make another that this user may not look into.
-
-    Raises:
-        StorageError: this user may not look into that topic.
+    Anybody may make topics that this user may not look into: they are passed over, but for the one that is `asked` for.
     """
     stem = subscription._replace(no_local=False).folder
 
@@ -256,11 +246,7 @@ def _tell_closed(root: str, topic: str, why: str | None) -> None:
 
 
 def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: object) -> list[str]:
-    """Return the addresses of the subscriptions that are removed when a subscription is made.
-
-    Args:
-        filter: its filter; None for none of its own.
-    """
+    """Return the addresses of the subscriptions that are removed when one with a filter, or without, is made."""
     address = f"{topic.name}/{subscription.folder}"
     found = of_client(topic.root, subscription, topic.name)
     return [each for each in found if each != address or _filter_of(topic, each) != filter]
@@ -277,13 +263,8 @@ def _filter_of(topic: QueueContext, address: str) -> object:
 def remove(root: RootContext, address: str, *, force: bool) -> None:
     """Remove a subscription with what it holds; a copy that is on its way goes with it, or to the topic's error/.
 
-    Args:
-        force: also remove what its routes took, and what is on its way to other file systems.
-
-    Raises:
-        NoSuchQueue: there is no such subscription.
-        Unavailable: it is in use, or a message of it is; nothing was changed.
-        StorageError: it has such messages; nothing was changed.
+    What its routes took, and what is on its way to other file systems, goes by `force` alone; else it is a
+    StorageError, and nothing is changed. In use, it is Unavailable.
     """
     context = open_queue(root, address)
     with error_context(f"subscription {address} was not removed"):
@@ -320,13 +301,9 @@ def routed_error(context: QueueContext) -> StorageError:
 
 
 def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> bool:
-    """Remove a subscription: from the rename on, it gets nothing, and nobody finds it.
+    """Remove a subscription: from the rename on, it gets nothing, and nobody finds it; `force` as for `remove`.
 
-    Args:
-        force: as for `remove`; None goes on with the removal of a hidden one, as that was begun.
-
-    Returns:
-        Whether it is removed; False if it has messages that its routes took, or on their way: it is where it was.
+    None goes on with a hidden one, as that was begun. Return False if it is where it was, as it has such messages.
     """
     store, goes_on = Storage(lenient=True), force is None
     try:
@@ -389,13 +366,7 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
 
     RACE: a message may have come into a route's folder before the rename, and a move that was half-way comes into it
     even later. An empty folder is removed, and then nothing comes into it. A folder that is not empty stays, so a sweep
-    that does this at the same time comes to the same end.
-
-    Args:
-        away: where it is now.
-
-    Returns:
-        Whether it may be removed; else it is where it was.
+    that does this at the same time comes to the same end. Return whether it may be removed; else it is where it was.
     """
     routing, removed, store = QueueLayout(away, away).routing, list[str](), Storage(lenient=True)
     if os.path.islink(away) or os.path.islink(routing):
@@ -444,14 +415,7 @@ def _may_go(layout: QueueLayout, away: str) -> bool:
 
 
 def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None) -> int:
-    """Remove what is left of subscriptions that were half made or half removed, and ephemeral ones of the dead.
-
-    Args:
-        ephemeral_older_than: remove ephemeral ones whose holder did nothing for so many seconds, too.
-
-    Returns:
-        How many were removed.
-    """
+    """Remove subscriptions that were half made or half removed, and ephemeral ones of the dead; return how many."""
     root, count = topic.root, 0
     above = removed_subscriptions(topic.layout.topic)
     refuse_links((above, topic.layout.new))

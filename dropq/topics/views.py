@@ -171,8 +171,3 @@ def tidy_views(root: RootContext) -> None:
         old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > ages.DEAD_MAKER
         if expression is None and old:
             forget_view(root, name, storage)
-
-
-def is_view(context: QueueContext) -> bool:
-    """Return whether a queue is a view on topics."""
-    return context.config.underlying_topic is not None

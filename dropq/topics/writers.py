@@ -38,11 +38,7 @@ def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool)
 
 
 def is_forced(layout: QueueLayout) -> bool:
-    """Return whether a hidden subscription is removed with what its routes took.
-
-    Raises:
-        FileNotFoundError: it is gone, and if there is one of its name, that is another, or it is back.
-    """
+    """Return whether a hidden subscription is removed with what its routes took; FileNotFoundError if it is no more."""
     if (how := reading.read_small(layout.removed)) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.removed)
     return how != UNLESS_ROUTED.encode()

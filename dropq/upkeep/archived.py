@@ -41,9 +41,6 @@ def since(context: QueueContext, point: str) -> Iterator[Archived]:
     Args:
         point: `epoch`, all; `now`, nothing; `creation` of the queue, all where it was made by hand; an id that dropq
             made, that message included; an ISO 8601 date or time, in UTC where it does not say.
-
-    Raises:
-        ValueError: the point is none of these.
     """
     with context.error_context("nothing was changed"):
         begin = _time(context, point)

@@ -39,13 +39,9 @@ def leftovers(context: QueueContext) -> Iterator[Leftover]:
 
 
 class Kind(NamedTuple):
-    """What may lie in a folder of a queue: `remove` takes it away, where it is older than `age`, and nothing needs it.
+    """What may lie in a folder of a queue: `remove` takes it away, once it is older than `age` ms, if nothing needs it.
 
-    Attributes:
-        row: where *What is removed* of docs/protocol.md has it.
-        folder: the folder's name in the layout.
-        age: milliseconds since the last change, 0 for any.
-        remove: returns how much it has removed.
+    Its `row` is that in *What is removed* of docs/protocol.md.
     """
 
     row: str

@@ -108,9 +108,7 @@ def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
 def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
     """Make a queue for the answer to a request; return its name, and what holds it from before it has the name.
 
-    Args:
-        asked: the queue that is asked. The new queue has its modes and its layout, so that the consumers of the
-            asked queue may answer. It is not durable, and keeps no history.
+    It has the modes and layout of the queue that is asked, so that the consumers of that may answer.
     """
     root, config = asked.root, asked.config
     options: dict[str, Any] = {"durability": "none", "history": False}

@@ -218,14 +218,9 @@ def request(
     public: Callable[[str], object],
     ending: Ending | None = None,
 ) -> Reply | None:
-    """Send a request and wait for its answer, as `Queue.request` says.
+    """Send a request and wait for its answer, as `Queue.request` says; `ending` ends it before its time.
 
-    Args:
-        send: sends the request there, with the fields.
-        seconds: how long to wait; None waits for ever.
-        requesters: those that the queue object keeps.
-        public: returns what users get as the queue of the answer, by its name.
-        ending: ends the request before its time.
+    What users get as the queue of the answer, by its name, is `public`.
     """
     if fields.get("reply_to") is not None:
         raise ValueError("a request has a reply_to of its own: leave it out, or use send; nothing was sent")

@@ -47,14 +47,7 @@ _OWN = ("home", "base", "private", "processing", *WAITING)
 
 
 def look(context: QueueContext) -> bool:
-    """Note whether anything needs a queue; destroy it if nothing did for `self_destruct_after`.
-
-    Returns:
-        Whether it is gone.
-
-    Raises:
-        DropqError, OSError: it could not be looked at, or destroyed; a sweep tries again.
-    """
+    """Note whether anything needs a queue; if nothing did for `self_destruct_after`, destroy it, and return True."""
     layout = context.layout
     if not context.config.self_destruct or any(os.path.islink(getattr(layout, folder)) for folder in _OWN):
         return False

@@ -101,8 +101,7 @@ class QuickSweep:
     def run(self, *, idle: bool = False) -> SweepReport:
         """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
 
-        Args:
-            idle: clear away the dead that held nothing, too.
+        While it is `idle`, it clears away the dead that held nothing, too.
         """
         report = SweepReport()
         started = time.monotonic()
