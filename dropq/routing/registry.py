@@ -112,7 +112,7 @@ def _circle_by(context: QueueContext, selector: Selector) -> str:
 
 @contextmanager
 def _sole_writer(context: QueueContext) -> Iterator[None]:
-    """Hold the policy lock of a queue for a block that changes its selectors, or raise Unavailable."""
+    """Hold the policy lock of a queue for a block that changes its selectors; Unavailable if another process has it."""
     with PolicyLock(context).held(lambda: None) as locked:
         if not locked:
             raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")

@@ -139,7 +139,7 @@ class Storage:
         return fd
 
     def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
-        """Write a new file, durable at once if it is `synced`, else by `together`; remove it when that fails."""
+        """Write a new file, durable at once if `synced` and the durability asks for it; remove it when that fails."""
         fd = self.create(path) if self._owns else os.open(path, CREATE, self._create_mode)
         try:
             try:
@@ -260,7 +260,7 @@ class Storage:
             self.unlink(path)
 
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
-        """Replace a small file of ours, by a path that nobody else uses: a reader sees the old content or the new."""
+        """Replace a small file, `by` a path of its own: readers see the old content or the new, also after a crash."""
         folder, name = os.path.split(path)
         temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
         if by is not None:
@@ -651,7 +651,7 @@ class Storage:
         self.rename(source, destination)
 
     def move_folder(self, source: str, destination: str) -> None:
-        """Rename a folder to a name that nobody has taken, or raise FileExistsError."""
+        """Rename a folder to a name that nobody else has taken; else FileExistsError, and nothing was changed."""
         if self._exclusive.by_kernel(source, destination):
             return
         if os.path.lexists(destination):
