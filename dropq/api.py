@@ -400,15 +400,11 @@ class Queue(Sender):
     def _letters(self) -> Sender | None:
         if self.exists():
             return None
-        refuse_away(self.root.layout, self.name, "nothing was sent")
-        opened = self._opened
-        if self.root.context.config.dead_letter_queue is None or self._is_topic:
-            return None
-        if opened is not None and type(opened) is not Outlet:  # a view, whose topic is missing, or a topic
-            return None
         from dropq.queue.lost_sends import lost_sends
 
-        return lost_sends(self.root.context, self.name)
+        # To a topic, or to a view, whose topic is missing.
+        publishes = self._is_topic or (self._opened is not None and type(self._opened) is not Outlet)
+        return lost_sends(self.root.context, self.name, publishes=publishes)
 
     @property
     def layout(self) -> QueueLayout:

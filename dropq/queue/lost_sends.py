@@ -8,7 +8,8 @@ from typing import Any
 from dropq.durations import parse_duration
 from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.known_queues import refuse_away
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.sending import Outlet
 from dropq.queue.sender import Headers, Sender
 
@@ -40,10 +41,13 @@ class LostSends(Sender):
         return super()._address_of(body, headers._replace(expires_in=None, delay=None), **how)
 
 
-def lost_sends(root: RootContext, origin: str) -> LostSends | None:
-    """Return what takes the sends to a queue that is not there; None if the root has no dead-letter queue."""
+def lost_sends(root: RootContext, origin: str, *, publishes: bool = False) -> LostSends | None:
+    """Return what takes the sends to a missing queue; None if nothing does, or it is there; Unavailable if away."""
+    if find_layout(root.layout.path, origin) is not None:
+        return None
+    refuse_away(root.layout, origin, "nothing was sent")
     name = root.config.dead_letter_queue
-    if name is None or name == origin:
+    if name is None or name == origin or publishes:
         return None
     try:
         letters = open_queue(root, name)

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import refuse_away
-from dropq.lifecycle.open_queue import find_layout, open_queue
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
 from dropq.queue.lost_sends import lost_sends
 from dropq.queue.sender import Sender
@@ -69,10 +68,8 @@ def reply_queue(request: Request) -> Sender:
     except (InvalidName, NoSuchQueue) as error:
         address = name.removeprefix(names.TOPIC_REPLY)
         root = request.context.root
-        if isinstance(error, NoSuchQueue) and find_layout(root.layout.path, address) is None:
-            refuse_away(root.layout, address, "nothing was sent")
-            if (letters := lost_sends(root, address)) is not None:
-                return letters
+        if isinstance(error, NoSuchQueue) and (letters := lost_sends(root, address)) is not None:
+            return letters
         if names.is_temporary(name):
             raise NoSuchQueue(
                 f"nobody waits any more for the answer to {of_message}, correlation id "
