@@ -142,7 +142,7 @@ def _look(queue: Queue) -> tuple[list[Record], list[str]]:
             }
             for one in found
         ]
-    return records, problems
+    return records, [problem for of_file in problems.values() for problem in of_file]
 
 
 @selector.command("rm", cls=Command)

@@ -232,8 +232,7 @@ def _report_routes(probe: Probe, context: QueueContext) -> None:
 def _report_selectors(probe: Probe, context: QueueContext) -> None:
     """Report the selectors that take nothing, also because this user may not write where they need it."""
     found, problems = selectors.read(context)
-    for path in sorted({selector_checks.file_of(context, problem) for problem in problems}):
-        first = next(problem for problem in problems if selector_checks.file_of(context, problem) == path)
+    for path, (first, *_) in sorted(problems.items()):
         probe.report("unusable-selector", first, path)
     for one in found:
         why = selector_checks.why_missing(context, one)

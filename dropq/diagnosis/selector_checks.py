@@ -42,7 +42,7 @@ def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
         found, problems = selectors.read(context)
     except (DropqError, OSError):
         return []  # its own configuration is checked, too
-    listed = [(file_of(context, problem), problem) for problem in problems]
+    listed = [(path, problem) for path, of_file in problems.items() for problem in of_file]
     for one in found:
         path = selectors.path_of(context, one.name)
         if one.to is None:
@@ -61,12 +61,6 @@ def files_of(root: RootContext, name: str) -> list[str]:
         return [selectors.path_of(context, each) for each in selectors.names_in(context)]
     except (DropqError, OSError):
         return []
-
-
-def file_of(context: QueueContext, problem: str) -> str:
-    """Return the file of a selector that a problem is of, by the beginning of the problem."""
-    paths = (selectors.path_of(context, name) for name in selectors.names_in(context))
-    return next((path for path in paths if problem.startswith(path)), context.layout.selectors)
 
 
 def check_file(path: str) -> list[str]:
@@ -149,10 +143,8 @@ def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Ite
 
 
 def _broken(context: QueueContext) -> Iterator[Finding]:
-    _, problems = selectors.read(context)
-    for path in sorted({file_of(context, problem) for problem in problems}):
-        of_file = "; ".join(problem for problem in problems if file_of(context, problem) == path)
-        yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {of_file}")
+    for path, problems in sorted(selectors.read(context)[1].items()):
+        yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {'; '.join(problems)}")
 
 
 def _lost_credits(context: QueueContext, now: int) -> Iterator[Finding]:

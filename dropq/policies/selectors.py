@@ -295,9 +295,9 @@ def path_of(context: QueueContext, name: str) -> str:
     return f"{context.layout.selectors}/{name}.toml"
 
 
-def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
-    """Return the selectors of a queue, and every problem of their files; nothing is changed."""
-    found, problems = list[Selector](), list[str]()
+def read(context: QueueContext) -> tuple[list[Selector], dict[str, list[str]]]:
+    """Return the selectors of a queue, and every problem of each file by its path; nothing is changed."""
+    found, problems = list[Selector](), dict[str, list[str]]()
     for name in names_in(context):
         path = path_of(context, name)
         with suppress(FileNotFoundError):
@@ -306,15 +306,13 @@ def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
                 if content is not None:
                     found.append(parse(name, content, path, queue=context.name))
             except ConfigError as error:
-                problems += str(error).split("\n")
+                problems[path] = str(error).split("\n")
             except OSError as error:
-                problems.append(f"{path} cannot be read: {describe(error)}")
+                problems[path] = [f"{path} cannot be read: {describe(error)}"]
     for role in ("default", "overflow"):
         of_role = [one.name for one in found if one.role == role]
-        problems += [
-            f"{path_of(context, name)}: role: {of_role[0]} is the {role} selector already; a queue has one"
-            for name in of_role[1:]
-        ]
+        for path in (path_of(context, name) for name in of_role[1:]):
+            problems[path] = [f"{path}: role: {of_role[0]} is the {role} selector already; a queue has one"]
     return found, problems
 
 

@@ -23,8 +23,7 @@ from dropq.format.claims import router_claims
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transfers import in_transit
-from dropq.policies import routes, selectors
-from dropq.policies.circles import circle_at
+from dropq.policies import routes
 from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.looks import Looks
@@ -258,8 +257,8 @@ class Router:
     def has_unusable(self) -> bool:
         """Whether a route in use, or the file of a selector, cannot be used."""
         with self._context.error_context(UNTOUCHED):
-            found, problems = selectors.read(self._context)
-            return bool(problems or routes.examine(self._context)[1] or (found and circle_at(self._context.layout)))
+            self._mover.look()
+            return bool(self._mover.selectors.unusable or routes.examine(self._context)[1])
 
     def close(self) -> None:
         """End the signs of life of its distributors; what it moved stays moved."""

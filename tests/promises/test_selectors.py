@@ -1076,7 +1076,7 @@ def test_a_selector_that_replaces_its_reservation_while_it_is_read_is_read(
 
     monkeypatch.setattr(reading, "read_small", reserved)
     found, problems = selectors.read(source.context)
-    assert ([one.name for one in found], problems) == (["on"], [])
+    assert ([one.name for one in found], problems) == (["on"], {})
 
 
 def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(root: Root) -> None:
