@@ -276,10 +276,7 @@ class _Snapshot:
         return self._context.sidecars.parse(file).not_before or self._since(file, "delayed")
 
     def _changed(self, path: str) -> int:
-        try:
-            return reading.changed_ms(path)
-        except FileNotFoundError:
-            return self._now  # RACE: the message moved on since the listing
+        return reading.changed_ms(path, gone=self._now)  # RACE: a message may move on after the listing
 
     # -- the verdict -------------------------------------------------------------------------------------------
 

@@ -51,15 +51,9 @@ def joining_ages(context: QueueContext, now: int) -> Iterator[int]:
     for entry in reading.entries(context.layout.joining):
         if JoiningFolder.of(entry.name) is None or reading.exists(f"{entry.path}/{JOINED}"):
             continue
-        if changed := max(_changed_ms(entry.path), _changed_ms(f"{entry.path}/{DRAFT}")):
+        # RACE: it was put together, or its parts were moved back
+        if changed := max(reading.changed_ms(path, gone=0) for path in (entry.path, f"{entry.path}/{DRAFT}")):
             yield now - changed
-
-
-def _changed_ms(path: str) -> int:
-    try:
-        return reading.changed_ms(path)
-    except FileNotFoundError:
-        return 0  # RACE: it was put together, or its parts were moved back
 
 
 def waits_for(context: QueueContext, path: str) -> str:

@@ -113,7 +113,5 @@ class QueueContext:
 
     def age_ms(self, path: str) -> int:
         """Return how long ago a file was renamed or changed, in ms; 0 when it is gone."""
-        try:
-            return self.clock.now_ms() - reading.changed_ms(path)
-        except FileNotFoundError:
-            return 0
+        now = self.clock.now_ms()
+        return now - reading.changed_ms(path, gone=now)

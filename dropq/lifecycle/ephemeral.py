@@ -57,10 +57,8 @@ def is_verifiable(layout: QueueLayout) -> bool:
 
 def untouched_ms(layout: QueueLayout, clock: Clock) -> int:
     """Return for how long, in ms, the holder has not touched the marker; 0 if the queue is gone."""
-    try:
-        return clock.now_ms() - reading.written_ms(layout.ephemeral)
-    except FileNotFoundError:
-        return 0
+    now = clock.now_ms()
+    return now - reading.written_ms(layout.ephemeral, gone=now)
 
 
 @contextmanager

@@ -61,8 +61,8 @@ class Unroutable:
         if why := self._look():
             return f"no selector takes it; {why}"
         layout, now = self._context.layout, self._last
-        came = _changed_ms(f"{layout.target}/{file.filename}", gone=now)
-        deserted = _changed_ms(layout.consumers, gone=0)  # where it is missing nobody ever was subscribed
+        came = reading.changed_ms(f"{layout.target}/{file.filename}", gone=now)
+        deserted = reading.changed_ms(layout.consumers, gone=0)  # where it is missing nobody ever was subscribed
         begun = max(self._since, self._seen(came), self._seen(deserted))
         if not self.has_subscriptions and now - begun >= self._patience:
             return ""
@@ -99,7 +99,7 @@ class Unroutable:
         read first: of a gap that another router notes meanwhile this one knows, too.
         """
         path, storage = self._context.layout.routers, self._context.storage
-        last = min(max(_written_ms(path), 0 if self._refused else self._last), now)
+        last = min(max(reading.written_ms(path, gone=0), 0 if self._refused else self._last), now)
         said = (reading.read_small(path, LONGEST) or b"").split()
         since, *times = map(int, said) if len(said) % 2 and all(map(bytes.isdigit, said)) else [0]
         goes_on = 0 < since <= now and now - last <= max(FORGOTTEN_AFTER, self._patience)
@@ -113,17 +113,3 @@ class Unroutable:
         if not self._only_looks and (is_new or not storage.renew(path)):
             storage.make_folder(os.path.dirname(path))
             storage.write_small(path, b" ".join(b"%d" % time for time in (self._since, *chain(*self._gaps))) + b"\n")
-
-
-def _changed_ms(path: str, *, gone: int) -> int:
-    try:
-        return reading.changed_ms(path)
-    except FileNotFoundError:
-        return gone
-
-
-def _written_ms(path: str) -> int:
-    try:
-        return reading.written_ms(path)
-    except FileNotFoundError:
-        return 0

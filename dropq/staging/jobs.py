@@ -404,12 +404,13 @@ def idle_ms(folder: str, now: int, *, files: bool) -> int:
     reading.ask_server(folder)
     newest = 0
     for path, attempts, staged in os.walk(folder):
-        newest = max([newest, *(_changed(f"{path}/{name}") for name in (*attempts, *(staged if files else ())))])
+        paths = (f"{path}/{name}" for name in (*attempts, *(staged if files else ())))
+        newest = max([newest, *(reading.changed_ms(each, gone=0) for each in paths)])
         if not files:
             break
     # RACE: a roll-forward that is finished first renames the folder. If the folder still exists now, the walk above saw
     # all of it.
-    changed = _changed(folder)
+    changed = reading.changed_ms(folder, gone=0)
     return max(now - max(newest, changed), 0) if changed else 0
 
 
@@ -431,7 +432,7 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
         if entry.name.startswith(_TRANSFER):
             continue  # the last list of a transfer is remembered for good
         age = ages.EPOCH if _NUMBERED.fullmatch(entry.name.removesuffix(".json")) else ages.LEDGER
-        if context.clock.now_ms() - _changed(entry.path) > age:
+        if context.clock.now_ms() - reading.changed_ms(entry.path, gone=0) > age:
             context.storage.unlink(entry.path)
     return report
 
@@ -702,13 +703,6 @@ def _is_name(name: object) -> bool:
         return bool(os.fsencode(name))
     except UnicodeEncodeError:  # half of a surrogate pair, which no file name has
         return False
-
-
-def _changed(path: str) -> int:
-    try:
-        return reading.changed_ms(path)
-    except FileNotFoundError:
-        return 0
 
 
 def _ledger_entry(context: QueueContext, key: str) -> str:

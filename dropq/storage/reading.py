@@ -500,14 +500,24 @@ def parse_toml(text: str) -> dict[str, object]:
         raise ValueError("it is nested too deeply") from error
 
 
-def changed_ms(path: str) -> int:
-    """Return when a file was last renamed or changed: its ctime in milliseconds since 1970."""
-    return os.lstat(path).st_ctime_ns // 1_000_000
+def changed_ms(path: str, *, gone: int | None = None) -> int:
+    """Return when a file was last renamed or changed, its ctime in ms; `gone`, if given, for a missing one."""
+    try:
+        return os.lstat(path).st_ctime_ns // 1_000_000
+    except FileNotFoundError:
+        if gone is None:
+            raise
+        return gone
 
 
-def written_ms(path: str) -> int:
-    """Return when a file's content was last written: its mtime in milliseconds since 1970."""
-    return os.lstat(path).st_mtime_ns // 1_000_000
+def written_ms(path: str, *, gone: int | None = None) -> int:
+    """Return when a file's content was last written: its mtime; otherwise as `changed_ms`."""
+    try:
+        return os.lstat(path).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        if gone is None:
+            raise
+        return gone
 
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:

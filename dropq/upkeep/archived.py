@@ -87,18 +87,10 @@ def _time(context: QueueContext, point: str) -> float:
         case "now":
             return math.inf
         case "creation":
-            return _created(context) * 1000
+            return reading.written_ms(context.layout.created, gone=0) * 1000  # 0 of one that was made by hand
         case text if names.Name(text).generated:
             return names.moment(names.Name(text), 0)
         case text:
             time = datetime.fromisoformat(text)
             aware = time if time.tzinfo else time.replace(tzinfo=UTC)
             return (aware - _EPOCH) // timedelta(milliseconds=1) * 1000
-
-
-def _created(context: QueueContext) -> int:
-    """Return when a queue was made, in ms; 0 of one that was made by hand."""
-    try:
-        return reading.written_ms(context.layout.created)
-    except FileNotFoundError:
-        return 0

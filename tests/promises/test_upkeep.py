@@ -201,7 +201,7 @@ def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(
     committed_job(queue, monkeypatch)
     for _ in range(5):
         clock.advance(sweep.UPKEEP_INTERVAL + 1)
-        monkeypatch.setattr("dropq.staging.jobs._changed", lambda path, now=clock.ms: now - 2000)
+        monkeypatch.setattr("dropq.storage.reading.changed_ms", lambda path, gone=None, now=clock.ms: now - 2000)
         with queue.subscribe() as subscription:
             assert subscription.receive() is None
     assert names_in(queue, "working") == [".job-import-1"]
