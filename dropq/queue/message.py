@@ -308,7 +308,7 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
 
     try:
         for message in messages:
-            ack(message, seek=False)
+            ack(message, seek=message._records is not None)  # a claim that is not found closes the body of a bundle
         with listing_once(missed[0].context) if missed else nullcontext():
             for message in missed:
                 ack(message, seek=True)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import died, drop, take
+from helpers import died, drop, processed, take
 
 from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageError
 from dropq.format import names
+from dropq.lifecycle.claims import find_claim
+from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Bundle, Record, extend_all
 from dropq.records import settlement
 from dropq.records.hand import Hand
@@ -495,6 +497,19 @@ def test_what_another_thread_gives_back_while_a_record_is_read_begins_before_tha
     message.nack(delay=0)
     assert next(loop, None) is None
     assert acked(records(queue)) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
+
+
+def test_a_bundle_whose_lease_another_process_renewed_is_acknowledged_with_others(queue: Queue) -> None:
+    queue.send(lines(1, 2), type="text")
+    with queue.subscribe(lease_period="10s") as subscription:
+        message = subscription.receive()
+        assert message is not None and message._claim is not None
+        next(message.records()).ack()
+        found = find_claim(queue.context, message._claim.owner)
+        assert found is not None
+        Claims(queue.context).extend(found, found.deadline + 60_000)
+        assert subscription.ack_many([message]) == []
+    assert processed(queue) == 1
 
 
 def test_a_verb_that_a_signal_handler_overtakes_finds_its_claim_lost(
