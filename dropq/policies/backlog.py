@@ -14,7 +14,7 @@ from dropq.lifecycle.decision import Decision
 AT_ONCE = 100
 #: How often to list again when there are more.
 AGAIN = 2
-HAS_ROOM = Decision(True, "ready")
+MAY_TAKE = Decision(True, "ready")
 
 
 class Backlog:
@@ -36,14 +36,14 @@ class Backlog:
                 renewed. The claim keeps its owner, so the owners of several listings are counted together.
         """
         if len(claimed) < min(self._most, AT_ONCE):
-            return HAS_ROOM
+            return MAY_TAKE
         owners = {_owner(file) for file in claimed}
         for _ in range(AGAIN):
             if len(owners) >= self._most:
                 break
             owners |= {_owner(file) for file in again()}
         if len(owners) < self._most:
-            return HAS_ROOM
+            return MAY_TAKE
         text = f"{len(owners)} held, as many as max_backlog allows"
         return Decision(False, "backlog", text, holders_of(claimed))
 

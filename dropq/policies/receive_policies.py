@@ -15,9 +15,10 @@ from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import held_files
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.settlement import Settlement
-from dropq.policies.backlog import Backlog
+from dropq.policies.backlog import MAY_TAKE, Backlog
 from dropq.policies.barrier import Barrier
 from dropq.policies.fair_share import FairShare
 from dropq.policies.lock import PolicyLock
@@ -33,6 +34,7 @@ RECHECK = 0.05
 TURN_RECHECK = 0.002
 #: What becomes of messages when a look fails.
 UNTOUCHED = "no message was touched"
+LOCKED, AT_BARRIER, ANOTHERS_TURN = (Decision(False, why) for why in ("lock", "barrier", "turn"))
 
 
 class ReceivePolicies:
@@ -64,16 +66,10 @@ class ReceivePolicies:
         self._turns: FairShare | None = None
         if config.fairness_model != "fast":
             self._turns = FairShare(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
-        #: Whether the subscription may take nothing at present.
-        self.must_wait = False
-        #: Whether the reason is a barrier, which waits or is handed out.
-        self.at_barrier = False
+        #: Whether the subscription may take something at present; else why not: `barrier`, `backlog`, `turn`, `lock`.
+        self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.
         self.view_is_old = False
-        #: Whether the reason is that the next message is left to another subscription.
-        self.is_anothers_turn = False
-        #: Seconds until the next look even if no event comes; None to wait for an event.
-        self.recheck: float | None = None
         self._claimed: list[MessageFile] = []
 
     @contextmanager
@@ -84,8 +80,7 @@ class ReceivePolicies:
             StorageError: the lock file or a folder of the queue cannot be used.
         """
         with self._lock.held(self.waits) as alone:
-            self.must_wait, self.is_anothers_turn, self.recheck = not alone, False, None if alone else RECHECK
-            self.at_barrier = False
+            self.decision = MAY_TAKE if alone else LOCKED
             if alone:
                 with error_context(UNTOUCHED):
                     self._look()
@@ -99,12 +94,18 @@ class ReceivePolicies:
             self.view_is_old |= self._barrier.look(self._claimed)
             if self._barrier.is_out:
                 self.wait_at_barrier()
-        again = partial(held_files, self._context)
-        if self._backlog is not None and not self._backlog.decide(self._claimed, again).allowed:
-            self._wait(RECHECK)
+        if self._backlog is not None and not self.must_wait:
+            self.decision = self._backlog.decide(self._claimed, partial(held_files, self._context))
 
-    def _wait(self, recheck: float) -> None:
-        self.must_wait, self.recheck = True, recheck
+    @property
+    def must_wait(self) -> bool:
+        """Whether the subscription may take nothing at present."""
+        return not self.decision.allowed
+
+    @property
+    def recheck(self) -> float | None:
+        """Seconds until the next look even if no event comes; None to wait for an event."""
+        return TURN_RECHECK if self.decision.why == "turn" else RECHECK if self.must_wait else None
 
     # -- barriers ----------------------------------------------------------------------------------------------
 
@@ -118,8 +119,7 @@ class ReceivePolicies:
 
     def wait_at_barrier(self) -> None:
         """Take nothing for now: a barrier waits for the messages before it, or is handed out."""
-        self._wait(RECHECK)
-        self.at_barrier = True
+        self.decision = AT_BARRIER
 
     def is_ready_for_barrier(self) -> bool:
         """Return whether nothing is claimed or committed; call it before target/ is listed for a barrier.
@@ -167,8 +167,7 @@ class ReceivePolicies:
         except OSError as error:
             log.warning("queue %s: whose turn it is cannot be read: %s", self._context.layout.home, describe(error))
             return True
-        self._wait(TURN_RECHECK)
-        self.is_anothers_turn = True
+        self.decision = ANOTHERS_TURN
         return False
 
     def breaks(self) -> bool:
@@ -178,7 +177,7 @@ class ReceivePolicies:
         """
         if not self._lock.broken:
             return False
-        self._wait(RECHECK)
+        self.decision = LOCKED
         return True
 
     def passed(self) -> None:

@@ -147,7 +147,7 @@ class Admission:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""
         until = time.monotonic() + self._claims.context.timing.turns_wait
         found = None
-        while found is None and self.policies.is_anothers_turn and time.monotonic() < until and not is_closed():
+        while found is None and self.policies.decision.why == "turn" and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)
             found = look()
         return found

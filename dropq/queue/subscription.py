@@ -352,7 +352,8 @@ class Subscription:
     @property
     def _waits_for_passed_over(self) -> bool:
         """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
-        return self._admission is not None and self._admission.policies.at_barrier and self._offers.passes_over
+        is_kept = self._admission is not None and self._admission.policies.decision.why == "barrier"
+        return is_kept and self._offers.passes_over
 
     def _once(self, message: Message) -> AbstractContextManager[CameBack]:
         """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
