@@ -303,11 +303,7 @@ def _records(messages: Iterable[Message]) -> Iterator[Record]:
 
 
 def record_of(message: Message) -> dict[str, object]:
-    """Return everything about a message, by the names of its attributes.
-
-    Raises:
-        NoSuchMessage: it is not there any more.
-    """
+    """Return everything about a message that is there, by the names of its attributes."""
     return {
         "id": message.id,
         "queue": message.queue.name,

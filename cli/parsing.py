@@ -119,7 +119,7 @@ def _set_root(ctx: Any, param: Any, value: str | None) -> None:
 
 
 def directory(root: str) -> str:
-    """Return the directory that `--root` names, which is not empty, as a variable of a script may be."""
+    """Return the directory that `--root` names; BadParameter if that is empty, as a variable of a script may be."""
     if not root:
         raise typer.BadParameter("it is empty: name the directory of the root", param_hint="'--root'")
     return root

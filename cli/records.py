@@ -105,7 +105,7 @@ class _EndedAtOnce(KeyboardInterrupt):
 
 
 class _Ending:
-    """The signals that ended the command, its wait for room included, and a pipe that is readable when one has come."""
+    """The signals that ended the command, and its waits for room; and a pipe that is readable when one has come."""
 
     def __init__(self, queue: Queue) -> None:
         self.came: list[int] = []

@@ -66,7 +66,7 @@ class _Bulk:
         return self.run(verb, act, total if which.filter is None else None, question=question)
 
     def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
-        """Ask, also about named messages if it `always_asks`, act on the `total`, and report; return the exit code."""
+        """Ask, also about named messages if it `always_asks`, and act on `total` messages; return the exit code."""
         which = self.which
         if not which.dry_run and (which.wanted is None or always_asks):
             self.shell.confirm(question, yes=self.yes)

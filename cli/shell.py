@@ -365,11 +365,7 @@ def despite_closed_stdout() -> Iterator[None]:
 
 
 def stdin() -> BufferedReader:
-    """Return standard input, as bytes.
-
-    Raises:
-        StorageError: it was closed before dropq began.
-    """
+    """Return standard input, as bytes; StorageError if it was closed before dropq began."""
     if sys.__stdin__ is None:
         raise StorageError(
             "standard input is closed: nothing was read, and nothing was done; give </dev/null for an empty input",

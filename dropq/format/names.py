@@ -404,7 +404,7 @@ def room(name: Name, budget: int = NAME_BUDGET) -> int:
 
 
 def claim_room(name: Name, most: int = NAME_MAX) -> int:
-    """Return how many bytes of `most` a file name may have so that its next claim fits, which drops a mark of delay."""
+    """Return how many of `most` bytes a file name may have so that its next claim, without a mark of delay, fits."""
     prefix = PREFIX_LIMIT - 10 + len(str(name.delivery_count + 1))
     return most - prefix + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
 
@@ -540,7 +540,7 @@ def identity(name: Name, arrival: int) -> tuple[str, int]:
 
 
 def moment(name: Name, arrival: int) -> int:
-    """Return a message's time (else `arrival`, in ms) in microseconds; the last digits count a generated id."""
+    """Return a message's time, else the `arrival` (in ms), in microseconds; of a generated id with its sequence."""
     return int(name.id[:16]) if name.generated else (name.since or arrival) * 1000
 
 

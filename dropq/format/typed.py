@@ -116,11 +116,7 @@ def _float(typed: Typed, value: float) -> float:
 
 
 def read_property(text: str) -> tuple[str, Typed]:
-    """Return the name and the value of a property that people write: NAME=VALUE, or NAME:TYPE=VALUE.
-
-    Raises:
-        ValueError: it has no name or no =, or the value does not have the type.
-    """
+    """Return name and value of a property that people write, NAME=VALUE or NAME:TYPE=VALUE; ValueError for others."""
     head, equals, value = text.partition("=")
     name, _, kind = head.partition(":")
     if not equals or not name:

@@ -30,7 +30,7 @@ _listed = threading.local()
 
 
 def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFile]:
-    """List all files in processing/ whose names begin so: of consumers and of scripts, ignored names included."""
+    """List all files in processing/ that begin with `start`: of consumers and of scripts, ignored names included."""
     folder = context.layout.processing
     for entry in reading.entries(folder):
         if entry.name.startswith(start) and reading.was_message_file(entry):

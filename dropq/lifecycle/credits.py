@@ -133,7 +133,7 @@ def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
 def read_in(folder: int, key: str) -> Credit | None:
     """Return what a credit's file in an open folder says; None if there is none that can be used.
 
-    OSError: it cannot be read, so a message may still need it.
+    If it raises OSError, it cannot be read now, and a message may still need it.
     """
     return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 

@@ -44,11 +44,7 @@ class StateStats:
 
 
 def browse(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[Message]:
-    """Yield the messages of a state in order of delivery, without touching any.
-
-    Raises:
-        InvalidFilter: the filter cannot be read; the error points at the column.
-    """
+    """Yield the messages of a state in order of delivery, without touching any; InvalidFilter points at a column."""
     settlement = Claims(context)
     for file in listed(context, state, filter):
         yield Message(settlement, state, file)

@@ -65,7 +65,7 @@ def runs(context: QueueContext) -> frozenset[str]:
 
 
 def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
-    """Return the expired-claim marker for a message whose lease ran out: its key in a batch, if claimed by `runs`."""
+    """Return the marker of a claim whose lease ran out: its key in a batch, if one of `streams` had it; else ""."""
     return batch_key(claim.filename) if claim.subscription in streams else ""
 
 

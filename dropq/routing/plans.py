@@ -236,11 +236,7 @@ class Planner:
             return str(error)
 
     def _target(self, address: str) -> Target:
-        """Return a queue that messages go to; it is opened again after a while.
-
-        Raises:
-            DropqError: it cannot be used.
-        """
+        """Return a queue that messages go to, opened again after a while, or raise DropqError."""
         known = self._targets.get(address)
         if (
             known is None

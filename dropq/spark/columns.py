@@ -175,11 +175,7 @@ class Columns:
 
 
 def name_columns(context: QueueContext, state: str, file: str, arrival: int) -> dict[str, Any]:
-    """Return what a file's name says, with its sidecar and its reason, by column; times in microseconds.
-
-    Args:
-        arrival: when it came, in ms, if its name has no time.
-    """
+    """Return what a name (else its `arrival`, in ms), sidecar and reason say, by column; times in microseconds."""
     message_file = context.sidecars.file(file)
     name = context.reasons.complete(state, file, context.sidecars.read(message_file))
     count = name.delivery_count if state in WITH_REASON else message_file.delivery_count

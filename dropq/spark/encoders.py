@@ -108,7 +108,7 @@ def _write_lines(file: IO[bytes], texts: pa.Array) -> None:
 
 
 def _as_python(name: str, values: Callable[[], Any]) -> Any:
-    """Return the values of a column as Python values; ValueError for a year outside 1 to 9999, as ISO 8601 has it."""
+    """Return the values of a column as Python values; ValueError for a year outside 1 to 9999."""
     try:
         return values()
     except OverflowError as error:

@@ -143,11 +143,7 @@ class WriteOptions(Options):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> WriteOptions:
-        """Parse the options of a write, or of a stream that is written.
-
-        Raises:
-            ConfigError: an option is unknown, missing or wrong; the error names it and says what is allowed.
-        """
+        """Parse the options of a write, or of a stream that is written; ConfigError says what one may be."""
         values = by_name(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
         message_per = _choice(values, "messagePer", MESSAGE_PER)
         _check_uses(values, message_per)
@@ -410,7 +406,7 @@ def _claimed(values: Mapping[str, str]) -> str | None:
 
 
 def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
-    """Return what becomes of bad bodies; a stream or a claiming batch takes messages."""
+    """Return what becomes of bad bodies; a read `takes` messages if it is a stream or a claiming batch."""
     value = values.get("badbodies")
     if value is None:
         return "fail"

@@ -621,7 +621,7 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
 
 
 def _drop(context: QueueContext, folder: str) -> bool:
-    """Rename a job's folder, so that nobody commits it; finish it if it was committed, else remove it; return which."""
+    """Rename a job's folder, so that nobody commits it; then finish or remove it; return whether it was committed."""
     dropped = _drop_path(folder)
     try:
         context.storage.rename_folder(folder, dropped)

@@ -163,11 +163,7 @@ class Receiver:
             return storage.place_in(source, folder, f"target/{name}")
 
     def take_as(self, source: str, name: str, storage: Storage) -> None:
-        """Rename a part into target/ under a name that is unique by construction.
-
-        Raises:
-            FileNotFoundError: the part is gone, or target/ is.
-        """
+        """Rename a part into target/, to a name that is unique by construction; FileNotFoundError if either is gone."""
         with self._opened() as folder:
             storage.rename_in(source, folder, f"target/{name}")
 

@@ -203,7 +203,7 @@ class Run:
         pump.begin(self._process.stderr)
 
     def wait(self, timeout: float | None) -> int:
-        """Wait for the command, `timeout` seconds at most; return its exit status, minus the signal that ended it."""
+        """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number."""
         assert self._process is not None and self._pump is not None
         if timeout is not None:
             self._later(timeout, self.end, "timeout", GRACE)

@@ -134,11 +134,7 @@ class Consumers:
     # -- what they say -------------------------------------------------------------------------------------------
 
     def settle(self, *, readable: bool) -> None:
-        """Settle what consumers have said of messages; all acks are made durable by one sync.
-
-        Args:
-            readable: whether they have said anything.
-        """
+        """Settle what consumers have said of messages, if anything; all acks are made durable by one sync."""
         acked, self._refused = self._refused, []
         read = 0
         for settled in self._said() if readable else ():

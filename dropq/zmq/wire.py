@@ -67,11 +67,7 @@ class Settled(NamedTuple):
 
 
 def read_message(frames: Sequence[bytes]) -> Produced:
-    """Read what a producer sent: `id, header..., delimiter, part...`.
-
-    Raises:
-        ValueError: it is no message; the first frame names the answer all the same.
-    """
+    """Read what a producer sent, `id, header..., delimiter, part...`; ValueError if it is none, but for its id."""
     try:
         at = frames.index(DELIMITER, 1)
     except ValueError:
