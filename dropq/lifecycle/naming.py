@@ -1,4 +1,4 @@
-"""The names that messages get: no other module chooses a message's name when its state changes."""
+"""The names that messages get as their state changes; what one move alone changes of a name stands with that move."""
 
 from __future__ import annotations
 

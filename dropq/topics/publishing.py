@@ -37,10 +37,7 @@ class Publishing(Outlet):
 
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it: one that is delayed comes later."""
-        try:
-            self._storage.write_new(f"{self._layout.working}/{file}", data)
-        except OSError as error:
-            raise self.not_sent(error) from error
+        self.stage(file, data)
         return self._publish(file, data, not_before)
 
     def send(self, file: str, *, not_before: int = 0, adopted: str = "") -> bool:
