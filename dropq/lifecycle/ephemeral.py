@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from dropq.format.layout import QueueLayout
 from dropq.storage import liveness, reading
@@ -40,25 +40,9 @@ class Holder:
         self._presence.abandon()
 
 
-def is_ephemeral(layout: QueueLayout) -> bool:
-    """Return whether a queue goes with its holder."""
-    return reading.exists(layout.ephemeral)
-
-
 def touch(layout: QueueLayout, storage: Storage) -> bool:
     """Note that the holder uses the queue now; return False if the queue is gone."""
     return storage.renew(layout.ephemeral)
-
-
-def is_verifiable(layout: QueueLayout) -> bool:
-    """Return whether the lock of an ephemeral queue's holder shows here if the holder is alive."""
-    return liveness.is_verifiable(layout.private, os.path.basename(layout.ephemeral))
-
-
-def untouched_ms(layout: QueueLayout, clock: Clock) -> int:
-    """Return for how long, in ms, the holder has not touched the marker; 0 if the queue is gone."""
-    now = clock.now_ms()
-    return now - reading.written_ms(layout.ephemeral, gone=now)
 
 
 @contextmanager
@@ -70,10 +54,9 @@ def left(layout: QueueLayout, clock: Clock, older_than: float | None = None) -> 
             leaves such a queue alone. A holder whose lock shows that it lives is never gone.
     """
     # RACE: a queue that is just being made has its holder's lock before it has a name, so no sweep finds it without.
-    with liveness.dead(layout.private, os.path.basename(layout.ephemeral)) as is_dead:
-        yield is_dead or (
-            older_than is not None
-            and is_ephemeral(layout)
-            and not is_verifiable(layout)
-            and untouched_ms(layout, clock) >= older_than * 1000
-        )
+    name = os.path.basename(layout.ephemeral)
+    with liveness.dead(layout.private, name) as is_left:
+        if not is_left and older_than is not None and not liveness.is_verifiable(layout.private, name):
+            with suppress(FileNotFoundError):  # it is not ephemeral, or gone
+                is_left = clock.now_ms() - reading.written_ms(layout.ephemeral) >= older_than * 1000
+        yield is_left

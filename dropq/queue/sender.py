@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
+from itertools import islice
 from typing import IO, Any, NamedTuple, TypeVar
 
 from dropq.durations import Duration, parse_duration
@@ -231,13 +232,8 @@ class Sender:
 
     def _send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
         """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
-        batch: list[bytes | str | Mapping[str, Any]] = []
-        for message in messages:
-            batch.append(message)
-            if len(batch) == BATCH:
-                self._send_batch_or_letters(batch, sent)
-                batch = []
-        if batch:
+        rest = iter(messages)
+        while batch := list(islice(rest, BATCH)):
             self._send_batch_or_letters(batch, sent)
 
     def _send_batch_or_letters(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:

@@ -279,9 +279,7 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         )
     with error_context(f"subscription {address} was not removed"):
         leaving = not force and bool(routes.routed(context.layout, context.config.ignore) or in_transit(context.layout))
-    if leaving:
-        raise routed_error(context)
-    if not take_away(root, context.layout, force=force):
+    if leaving or not take_away(root, context.layout, force=force):
         raise routed_error(context)
 
 
