@@ -371,11 +371,6 @@ class Queue(Sender):
             return limits
         return SendLimits(self.name, own, then=limits, waits=self._waits)
 
-    def _stop_waiting(self) -> None:
-        super()._stop_waiting()
-        for other in self._overflowing.values():
-            other._stop_waiting()
-
     def _overflow(self, full: QueueFull) -> Sender | None:
         if not full.overflows_to:
             return None
@@ -392,10 +387,6 @@ class Queue(Sender):
                 ) from error
             self._overflowing = {other.name: other}
         return other
-
-    @property
-    def _overflow_goals(self) -> frozenset[str]:
-        return frozenset(other._goal.name for other in self._overflowing.values())
 
     def _letters(self) -> Sender | None:
         if self.exists():

@@ -25,7 +25,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sending import Outlet
 from dropq.policies.send_limits import SendLimits
 from dropq.storage import reading
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context
 from dropq.storage.files import Draft
 from dropq.storage.reading import READ_SIZE
 
@@ -81,6 +81,8 @@ class Sender:
     _asks_at = 0.0
     #: Whether it waits where the queue makes senders wait; else it raises MustWait.
     _waits = True
+    #: What takes its messages while it is full, by name, once it was.
+    _overflowing: Mapping[str, Sender] = {}
     #: What sends, once the queue is open.
     _opened: Outlet | None = None
 
@@ -97,7 +99,7 @@ class Sender:
     @property
     def _overflow_goals(self) -> frozenset[str]:
         """The queues and topics that got messages because the queue was full."""
-        return frozenset()
+        return frozenset(other._goal.name for other in self._overflowing.values())
 
     def _letters(self) -> Sender | None:
         """Return what takes the messages if the queue is not there, and not away; None if it is, or nothing does."""
@@ -346,11 +348,13 @@ class Sender:
                     raise
             else:
                 return
-        self._copied(source, file)
+        with error_context("nothing was sent"), _reading(source) as body, self._staged(file) as writing:
+            shutil.copyfileobj(body, writing, READ_SIZE)
         self._send_staged(sent, one, file, not_before)
         if moved is not None:
             try:
-                self._remove_copied(moved)
+                with error_context("the message was sent, its source could not be removed"):
+                    self._goal.storage.unlink(moved)
             except KeyboardInterrupt as interrupt:
                 stays = f"; {moved} is still there" if reading.exists(moved) else ""
                 interrupt.add_note(f"message {message_id} was sent{stays}")
@@ -381,12 +385,6 @@ class Sender:
                 sent.remove(one)
             raise
 
-    def _remove_copied(self, source: str) -> None:
-        try:
-            self._goal.storage.unlink(source)
-        except OSError as error:
-            raise storage_error(error, "the message was sent, its source could not be removed") from error
-
     def _adopted(self, source: str) -> bool:
         """Make a file fit to be sent by a rename; return False if it has to be copied instead."""
         try:
@@ -400,13 +398,6 @@ class Sender:
                 raise self._goal.refused(error, "nothing was sent") from error
             return False  # not ours
         return True
-
-    def _copied(self, source: str | IO[bytes], file: str) -> None:
-        try:
-            with _reading(source) as body, self._staged(file) as writing:
-                shutil.copyfileobj(body, writing, READ_SIZE)
-        except OSError as error:
-            raise storage_error(error, "nothing was sent") from error
 
     @contextmanager
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
@@ -526,6 +517,8 @@ class Sender:
         self._waits = False
         if self._limits is not None:
             self._limits.stop_waiting()
+        for other in self._overflowing.values():
+            other._stop_waiting()
 
     def _limits_of_sends(self) -> SendLimits:
         """Return what lets messages in."""

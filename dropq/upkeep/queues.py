@@ -51,7 +51,7 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
     layout = RootLayout(path)
     style = 'reply_to_style = "typed"\n' if dropboxmq else ""
     refuse_links((layout.private, layout.meta, layout.queues, layout.views))
-    try:
+    with error_context("the root was not made"):
         Storage().make_folder(layout.path)
         store = private_store(layout.path)
         for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
@@ -60,8 +60,6 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
         reading.ask_server(layout.path)
         if not reading.exists(layout.config_file):
             store.write_small(layout.config_file, f"format = 1\n{style}".encode())
-    except OSError as error:
-        raise storage_error(error, "the root was not made") from error
 
 
 def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, selector: object = ()) -> None:
@@ -208,7 +206,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     undecided, away = hidden_names(root, layout, name)
     lies = QueueLayout.flat(layout.base) if layout.is_topic else layout  # a topic's folder stays
     store = context.storage
-    try:
+    with error_context(f"queue {name!r} is not wholly removed: what is left is in {away}"):
         if force and not layout.is_topic:
             store.rename_folder(layout.home, away)
         else:
@@ -220,8 +218,6 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             _remove_empty_folders(root, context)
         elif context.config.underlying_topic is not None:
             forget_view(root, name, store)
-    except OSError as error:
-        raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
 
 
 def _decide(context: QueueContext, gone: QueueLayout, away: str, *, force: bool) -> None:

@@ -311,7 +311,9 @@ def test_consumers_that_give_all_the_time_do_not_keep_sweeps_from_carrying(
     (row,) = transfers.rows(orders.context.layout)
     assert list(transfers.stalled(orders.context, 5)) == []
     changed = reading.changed_ms
-    monkeypatch.setattr(reading, "changed_ms", lambda path: changed(path) - 60_000 * (path == row.folder))
+    monkeypatch.setattr(
+        reading, "changed_ms", lambda path, **gone: changed(path, **gone) - 60_000 * (path == row.folder)
+    )
     assert list(transfers.stalled(orders.context, 5)) == [row]
 
 
