@@ -39,6 +39,11 @@ def main(root: str, checkpoint: str) -> None:
     found["read"] = sorted(bytes(row.value).decode() for row in read.collect())
     with dropq.spark.claim(spark, "q", 2, root=root) as frame:
         found["claimed"] = sorted(bytes(row.value).decode() for row in frame.collect())
+        try:
+            save(frame.select("value"), "ours", jobId="{claim}")
+            found["job"] = ""
+        except Exception as error:
+            found["job"] = str(error)
 
     messages = spark.readStream.format("dropq").options(**place).load().select("value")
 

@@ -24,11 +24,15 @@ def has(module: str) -> bool:
         return False
 
 
+#: The queues beside the one that is read.
+QUEUES = ("out", "epochs", "never", "ours")
+
+
 @pytest.mark.spark
 @pytest.mark.skipif(not all(map(has, NEEDED)), reason="Spark Connect is not installed: pip install 'pyspark[connect]'")
 def test_a_client_of_spark_connect_writes_reads_claims_and_streams(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
-    out, epochs, never = (queue.root.create_queue(name, durability="none") for name in ("out", "epochs", "never"))
+    out, epochs, never, ours = (queue.root.create_queue(name, durability="none") for name in QUEUES)
     script, log = Path(__file__).with_name("connect_driver.py"), tmp_path / "driver.log"
     with log.open("wb") as errors:
         driver = subprocess.Popen(
@@ -43,7 +47,8 @@ def test_a_client_of_spark_connect_writes_reads_claims_and_streams(tmp_path: Pat
     found = json.loads(output.splitlines()[-1])
     assert found["session"].startswith("pyspark.sql.connect")
     assert found["read"] == list("01234")
-    assert len(found["claimed"]) == 2
+    assert len(found["claimed"]) == 2 and found["job"] == ""
+    assert where(ours) == {"target": [body.encode() for body in found["claimed"]]}
     streamed = sorted(set("01234") - {*found["claimed"]})
     assert where(queue) == {"processed": [body.encode() for body in "01234"]}
     assert where(out) == {"target": [body.encode() for body in streamed]}
