@@ -33,7 +33,7 @@ from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
-from dropq.routing.outlook import Outlook, came_from
+from dropq.routing.outlook import Outlook, way_here
 from dropq.storage import reading
 from dropq.storage.liveness import Signs
 from dropq.topics.distribution import Distributor
@@ -86,10 +86,9 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 found = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     message = Message(settlement, where, file)
-                    detail = f"{found.detail}{_way_back(message)}{_way_here(context, file)}"
+                    more = f"{_way_back(message)}{way_here(context, file)}{snapshot.of_bundle(message, file)}"
                     until = utc(found.until) if found.until else None
-                    detail += snapshot.of_bundle(message, file)
-                    yield Explanation(message, found.why, detail, found.holders, until)
+                    yield Explanation(message, found.why, f"{found.detail}{more}", found.holders, until)
             if where == "processing":
                 yield from _committed(settlement, wanted)
         if state is None:
@@ -293,12 +292,6 @@ def _bundle(id: str, name: Name) -> str:
     return id.removesuffix(f"-{name.record}") if name.record else id
 
 
-def _way_here(context: QueueContext, file: MessageFile) -> str:
-    """Return by which selector a message came, if it came under a credit; else nothing."""
-    came = came_from(context, file)
-    return f"; {came}" if came else ""
-
-
 def _way_back(message: Message) -> str:
     """Return what is to be said of a dead letter: where it comes from, why, and how it gets back; else nothing."""
     if not message.dead_letter_reason or not message.origin or message.origin == message.context.name:
@@ -346,8 +339,6 @@ def _in_transit(settlement: Claims, filter: str | None) -> Iterator[Explanation]
 
 def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:
     """Return, by the claim of each barrier, the subscriptions that have not settled their shares of it."""
-    if not reading.is_there(context.layout.barriers, context.clock):
-        return {}
     return {
         shares.token: tuple(sorted(share.subscription for share in shares.claims())) for shares in all_shares(context)
     }

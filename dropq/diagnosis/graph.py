@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
-from dropq.diagnosis.graph_text import messages
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.diagnosis.selector_checks import may_have_letters
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
@@ -126,13 +126,9 @@ class _Look:
                 stuck += look(context, counts)
             except (DropqError, OSError) as error:
                 stuck.append(f"it cannot be read whole: {_without_path(describe(error))}")
-        layout = context.layout
-        kind = "topic" if layout.is_topic else "subscription" if layout.is_subscription else "queue"
-        if context.config.underlying_topic is not None:
-            kind = "view"
         return Node(
             name,
-            kind,
+            _kind(context),
             counts,
             tuple(dict.fromkeys(stuck)),
             in_transit=self._in_transit.get(name, {}),
@@ -156,7 +152,7 @@ class _Look:
         if "full" in refusals:
             yield f"full: max_unprocessed is {context.config.max_unprocessed}"
         if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_holds()):
-            yield f"{messages(counts['target'])} not distributed: {why}"
+            yield f"{count_of(counts['target'])} not distributed: {why}"
 
     def _leaving(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note which messages are on their way to other file systems, and when the queue destroys itself."""
@@ -188,13 +184,13 @@ class _Look:
         for one in outlook.selectors.in_use:
             self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
         for says, count in untaken.items():
-            yield f"{messages(count)}: {says}"
+            yield f"{count_of(count)}: {says}"
 
     def _edge_of(self, context: QueueContext, one: InUse, outlook: Outlook, waiting: int) -> Edge:
         selector = one.selector
         stuck = outlook.refused.get(selector.name, "") if waiting else outlook.why_unreachable(one.selector.to)
         if stuck and waiting:
-            stuck = f"{stuck.removeprefix('it has ')}; {messages(waiting)} waiting"
+            stuck = f"{stuck.removeprefix('it has ')}; {count_of(waiting)} waiting"
         return Edge(
             source=context.name,
             to=selector.to or "",
@@ -220,7 +216,7 @@ class _Look:
             to = self._folder(context, name, f"{context.layout.routing}/{name}", held.pop(name, 0))
             self._edges.append(Edge(context.name, to, "route", name, stuck=f"it takes nothing: {_without_path(why)}"))
         for name, count in sorted(held.items()):
-            yield f"{messages(count)} in routing/{name}, and no route of this name is in use"
+            yield f"{count_of(count)} in routing/{name}, and no route of this name is in use"
 
     def _folder(self, context: QueueContext, name: str, folder: str, count: int) -> str:
         """Note the folder of a route; return what it is called."""
@@ -234,25 +230,25 @@ class _Look:
 
     def _receivers(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note from which topics a subscription or a view gets messages."""
-        if context.config.underlying_topic is not None:
-            kind = "view"
-        elif context.layout.is_subscription:
-            kind = "subscription"
-        else:
-            return
-        for name, topic in self._opened.items():
-            if topic.layout.is_topic and is_fed_by(context, name):
-                self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
+        if (kind := _kind(context)) in ("view", "subscription"):
+            for name, topic in self._opened.items():
+                if topic.layout.is_topic and is_fed_by(context, name):
+                    self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
         yield from ()
 
     def _letters(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note where the dead letters of a queue go, if it can have any, or names a queue for its own."""
         letters = context.config.dead_letter_queue
-        if letters is None or not may_have_letters(context):
-            return
-        stuck = "" if letters in self._opened else f"{letters} is missing"
-        self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
+        if letters is not None and may_have_letters(context):
+            stuck = "" if letters in self._opened else f"{letters} is missing"
+            self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
         yield from ()
+
+
+def _kind(context: QueueContext) -> str:
+    if context.config.underlying_topic is not None:
+        return "view"
+    return "topic" if context.layout.is_topic else "subscription" if context.layout.is_subscription else "queue"
 
 
 def _without_path(why: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
 from dropq.durations import format_duration
+from dropq.lifecycle.decision import count_of
 
 #: What the messages of a state do, in words; the states that are shown, in order.
 STATES = {"target": "waiting", "delayed": "delayed", "processing": "held", "error": "in error"}
@@ -42,7 +43,7 @@ def counted(node: Node) -> str:
 
 def notes(node: Node) -> list[str]:
     """Return in words which messages are on their way to other file systems, and whether a queue destroys itself."""
-    found = [f"{messages(count)} on the way to {shown(goal)}" for goal, count in sorted(node.in_transit.items())]
+    found = [f"{count_of(count)} on the way to {shown(goal)}" for goal, count in sorted(node.in_transit.items())]
     if node.destroyed_in is not None:
         when = "once no message is held" if node.counts.get("processing") else "at the next sweep"
         if node.destroyed_in:
@@ -51,11 +52,6 @@ def notes(node: Node) -> list[str]:
     elif node.self_destruct:
         found.append("destroys itself when nobody needs it")
     return found
-
-
-def messages(count: int) -> str:
-    """Return how many messages, in words."""
-    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def described(edge: Edge) -> str:

@@ -27,6 +27,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import committed_files, held_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.known_queues import addresses, remedy
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
@@ -290,10 +291,10 @@ class _Snapshot:
             text = f"{text}, over the limit of {_duration(max_age)}"
             yield Reason("old-message", f"{text}; {way_out}", age, max_age)
         if max_count is not None and waiting > max_count:
-            text = f"target/ has {_count(waiting, 'message')}, over the limit of {max_count}"
+            text = f"target/ has {count_of(waiting)}, over the limit of {max_count}"
             yield Reason("many-waiting", f"{text}; {self._way_out()}", waiting, max_count)
         if max_error is not None and failed > max_error:
-            text = f"error/ has {_count(failed, 'message')}"
+            text = f"error/ has {count_of(failed)}"
             text = f"{text}, over the limit of {max_error}" if max_error else text
             way_out = f"`dropq browse {self._name} --state error` says why"
             yield Reason("many-errors", f"{text}; {way_out}", failed, max_error)
@@ -340,7 +341,7 @@ class _Snapshot:
         known = [MessageFile(file).name for file in files if names.may_have_deaths(file)]
         if killers := [name for name in known if name.died >= DEATHS]:
             worst = max(killers, key=lambda name: name.died)
-            text = f"{_count(len(killers), 'message')} whose holders died or lost their leases, one {worst.died} times"
+            text = f"{count_of(len(killers))} whose holders died or lost their leases, one {worst.died} times"
             id = shlex.quote(self._context.sidecars.full(worst).id)
             way_out = f"`dropq show {self._name} {id}` shows it; max_deliveries in queue.toml ends such a message"
             yield Reason("kills-its-holders", f"{text}: {way_out}", len(killers))
@@ -395,18 +396,18 @@ class _Snapshot:
             nobody, done = "consumer of this queue", "delivered"
             if layout.is_topic:
                 nobody, done = "receiver of this topic", "distributed"
-            text = f"{_count(count, 'message')} in {folder}, which no {nobody} gets"
+            text = f"{count_of(count)} in {folder}, which no {nobody} gets"
             yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
         letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
         if letters:
-            text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
+            text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for row, count in Counter(row for row, _ in self._given).items():
-            text = f"{_count(count, 'message')} on the way to {row.goal}, which lies on another file system"
+            text = f"{count_of(count)} on the way to {row.goal}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
         if count := sum(map(self._is_written, islice(self._archived_foreign(), WRITES_LOOKED_FOR))):
-            text = f"{_count(count, 'message')} written to after the ack; a longer settle_time prevents this"
+            text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
         if self._pause:
@@ -441,7 +442,7 @@ class _Snapshot:
             topic = config.underlying_topic or self._context.name.partition("/")[0]
             outcome = f"no receiver of topic {topic} gets what is published until it has room"
             way_out = f'{way_out}; or raise max_unprocessed, or set overflow = "discard"'
-        text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
+        text = f"{count_of(count)} waiting, delayed or held, and max_unprocessed is {most}"
         yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
 
     def _archived_foreign(self) -> Iterator[str]:
@@ -474,7 +475,7 @@ class _Snapshot:
         late = [age for age in ages if age > UNSWEPT]
         if late:
             oldest, limit = max(late) / 1000, UNSWEPT / 1000
-            text = f"{_count(len(late), noun)} {what}, the oldest for {_duration(oldest)}"
+            text = f"{count_of(len(late), noun)} {what}, the oldest for {_duration(oldest)}"
             text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"
             yield Reason(kind, text, oldest, limit)
 
@@ -521,7 +522,7 @@ class _Snapshot:
             return f"{spent}: consumers there must settle messages first"
         if not self._held:
             return self._who_should_work()
-        text = f"{_count(len(self._held), 'message')} held: {self._holders()}"
+        text = f"{count_of(len(self._held))} held: {self._holders()}"
         if all(file.claim is not None and file.claim.of_zmq for file in self._held):
             text += ". A client that wants more than --in-flight of `dropq serve` before it acknowledges gets no more"
         return text
@@ -549,7 +550,3 @@ class _Snapshot:
 
 def _duration(seconds: float) -> str:
     return format_duration(int(seconds))
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -22,3 +22,8 @@ class Decision:
     detail: str = ""
     holders: tuple[str, ...] = ()
     until: int = 0
+
+
+def count_of(count: int, noun: str = "message") -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -14,6 +14,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.selectors import InUse
 from dropq.routing.looks import all_credits, vias_in
@@ -77,8 +78,8 @@ class Whereabouts:
         """Return in words which queues hold the messages of some credits."""
         lying = self.of(spent)
         lost = lying.pop("", 0)
-        parts = [f"{address} holds {_messages(count)}" for address, count in sorted(lying.items())]
-        return ", ".join([*parts, *([f"{_messages(lost)} cannot be found"] if lost else [])])
+        parts = [f"{address} holds {count_of(count)}" for address, count in sorted(lying.items())]
+        return ", ".join([*parts, *([f"{count_of(lost)} cannot be found"] if lost else [])])
 
 
 class Outlook(Planner):
@@ -116,16 +117,12 @@ class Outlook(Planner):
         return f"{out}: {held}" if held else out
 
 
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
-
-
-def came_from(context: QueueContext, file: MessageFile) -> str:
-    """Return from which queue, and by which selector, a message came under a credit; "" if it came under none."""
+def way_here(context: QueueContext, file: MessageFile) -> str:
+    """Return from which queue, and by which selector, a message came under a credit, as the end of a sentence."""
     via = Via.of(file.name.via)
     if via is None:
         return ""
     with suppress(OSError):  # this user may not read it
         if (owner := credits.queue_of(context.root.layout, via.token)) is not None:
-            return f"it came from {owner[0]} by selector {owner[1]}"
-    return f"it came under the credit {via} of a selector that is not known"
+            return f"; it came from {owner[0]} by selector {owner[1]}"
+    return f"; it came under the credit {via} of a selector that is not known"
