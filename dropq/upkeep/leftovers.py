@@ -64,9 +64,10 @@ def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> boo
 
 def _remove_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Remove the file of a receiver that is gone, or a draft of such a file."""
-    root = context.root.layout.path
-    needed = not entry.name.startswith(".") and receivers.is_needed(root, context.layout, entry.name)
-    return context.layout.is_topic and not needed and context.storage.unlink(entry.path)
+    is_draft, root = entry.name.startswith("."), context.root.layout.path
+    if not context.layout.is_topic or (not is_draft and receivers.is_needed(root, context.layout, entry.name)):
+        return False
+    return context.storage.unlink(entry.path)
 
 
 def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool:
