@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import aclosing, asynccontextmanager, suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -809,3 +810,18 @@ def test_a_loop_over_records_that_settles_none_is_refused_the_next_message(queue
 
     asyncio.run(run())
     assert where(queue) == {"target": [b"1\n2\n"]}
+
+
+@pytest.mark.parametrize("verb", ["send", "subscribe", "record_writer"])
+def test_help_names_the_arguments_of_the_verb_for_threads(verb: str) -> None:
+    assert signature(getattr(aio.Queue, verb)).parameters == signature(getattr(ThreadsQueue, verb)).parameters
+
+
+def test_a_wrong_argument_is_told_with_the_right_one(queue: ThreadsQueue) -> None:
+    async def subscribe() -> None:
+        async with aio.Queue(queue).subscribe(prefetch=1):  # type: ignore[call-arg]
+            pass
+
+    with pytest.raises(TypeError, match="prefetch") as error:
+        asyncio.run(subscribe())
+    assert error.value.__notes__ == ["subscribe has no argument prefetch: is it max_backlog?"]
