@@ -37,18 +37,14 @@ def view_of(
 def policies_for(
     context: QueueContext, subscription: str, *, allowed: int | None, filter: str | None, lasting: bool
 ) -> ReceivePolicies | None:
-    """Return the receive policies of a queue for one subscription; None if the queue has none.
-
-    Args:
-        context: the queue.
-        subscription: the subscription's id.
-        allowed: how many messages it may hold; None for any number.
-        filter: which messages it takes; None for all.
-        lasting: whether it lasts from one look to the next.
-    """
+    """Return the receive policies of a queue for one subscription, as of `FairShare`; None if the queue has none."""
     config = context.config
     if config.max_backlog is None and config.barrier_expression is None and config.fairness_model == "fast":
         return None
+    from dropq.policies.fair_share import FairShare
     from dropq.policies.receive_policies import ReceivePolicies
 
-    return ReceivePolicies(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
+    turns = None
+    if config.fairness_model != "fast":
+        turns = FairShare(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
+    return ReceivePolicies(context, subscription, turns)

@@ -41,31 +41,17 @@ class ReceivePolicies:
     """The receive policies of a queue, as one subscription meets them.
 
     Args:
-        context: the queue.
-        subscription: the subscription's id.
-        allowed: how many messages it may hold; None for any number.
-        filter: which messages it takes, beyond the queue's own filter; None for all.
-        lasting: whether it lasts from one look to the next.
+        turns: its turns; None where nobody takes any.
     """
 
-    def __init__(
-        self,
-        context: QueueContext,
-        subscription: str,
-        *,
-        allowed: int | None,
-        filter: str | None,
-        lasting: bool,
-    ) -> None:
+    def __init__(self, context: QueueContext, subscription: str, turns: FairShare | None) -> None:
         config = context.config
         self._context = context
         self._belongs = belonging(context)
         self._lock = PolicyLock(context)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
-        self._turns: FairShare | None = None
-        if config.fairness_model != "fast":
-            self._turns = FairShare(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
+        self._turns = turns
         #: Whether the subscription may take something at present; else why not: `barrier`, `backlog`, `turn`, `lock`.
         self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.

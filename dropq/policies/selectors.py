@@ -186,11 +186,9 @@ class Selectors:
                     one = self._read(name, path)
                 if one is not None:
                     found.append(one)
-            except (StorageError, OSError) as error:
+            except (DropqError, OSError) as error:
                 self.unusable[os.path.basename(path)] = describe(error)
-                self._are_known = False
-            except DropqError as error:
-                self.unusable[os.path.basename(path)] = describe(error)
+                self._are_known &= not isinstance(error, StorageError | OSError)
         for role in ("default", "overflow"):
             for one in [each for each in found if each.selector.role == role][1:]:
                 found.remove(one)

@@ -104,7 +104,7 @@ class SendLimits:
 
     def has_room(self) -> bool:
         """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
-        own = self._write_lock.has_room() and (self._limit is None or self._limit.has_room())
+        own = not self._write_lock.why_not() and (self._limit is None or self._limit.has_room())
         return own and (self._then is None or self._then.has_room())
 
 
@@ -310,10 +310,6 @@ class WriteLock:
             wait = wait or _Wait(self._context.layout.processing, why, timing)
             wait.pause(min(left, timing.max_age))
         return count
-
-    def has_room(self) -> bool:
-        """Admit one message if senders need not wait, and return whether."""
-        return not self.why_not()
 
     def why_not(self) -> str:
         """Return that senders wait; "" if they need not, and then one message is admitted."""
