@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check the models beside this script with spin, and see that each one that is broken on purpose fails.
 #
-#     check.sh [claims] [jobs] [commit] [credits] [records]        all of them when none is named
+#     check.sh [claims] [jobs] [commit] [credits] [records] [reassembly]        all of them when none is named
 #
 # Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
 set -eu
@@ -65,7 +65,7 @@ judge() {
     fi
 }
 
-for model in ${*:-claims jobs commit credits records}; do
+for model in ${*:-claims jobs commit credits records reassembly}; do
     case $model in
     claims)
         check holds "claims" claims
@@ -104,8 +104,18 @@ for model in ${*:-claims jobs commit credits records}; do
         check violated "records, PROCESSING_FIRST" records -DTWO_SWEEPS -DPROCESSING_FIRST
         check violated "records, TORN_LISTING" records -DTWO_SWEEPS -DTORN_LISTING
         ;;
+    reassembly)
+        [ -n "${QUICK:-}" ] || check holds "reassembly" reassembly # a minute
+        check holds "reassembly, TWO_SWEEPS" reassembly -DTWO_SWEEPS
+        check violated "reassembly, PARTS_STAY" reassembly -DPARTS_STAY
+        check violated "reassembly, DRAFT_LATE" reassembly -DDRAFT_LATE
+        check violated "reassembly, LOOK_FIRST" reassembly -DLOOK_FIRST
+        check violated "reassembly, PARTS_LAST" reassembly -DPARTS_LAST
+        check violated "reassembly, BY_MARK" reassembly -DBY_MARK
+        check violated "reassembly, MARKS_TOO" reassembly -DTWO_SWEEPS -DMARKS_TOO
+        ;;
     *)
-        echo "$model is no model: claims, jobs, commit, credits or records" >&2
+        echo "$model is no model: claims, jobs, commit, credits, records or reassembly" >&2
         exit 64
         ;;
     esac

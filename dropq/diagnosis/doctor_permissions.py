@@ -98,7 +98,7 @@ def _consumers_folders(layout: QueueLayout) -> list[str]:
     Nothing is tried in them: a file there would count as a sign of life, or as a body.
     """
     private = (layout.consumers, layout.named, layout.held, *layout.reason_folders, layout.delayed)
-    private += (layout.staged, layout.joining)
+    private += (layout.staged, layout.reassembly)
     return list(dict.fromkeys(map(_nearest, private)))
 
 

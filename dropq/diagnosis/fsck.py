@@ -71,7 +71,7 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     with error_context(UNFINISHED):
         examined = ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms())
         found += [*fsck_checks.examine(examined), *staged_checks.examine_staged(examined)]
-        found += staged_checks.examine_joining(examined)
+        found += staged_checks.examine_reassembly(examined)
         found += topic_checks.examine_topic(examined)
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):

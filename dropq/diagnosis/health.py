@@ -307,8 +307,8 @@ class _Snapshot:
         yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
         for why in staged_checks.left_to_owners(self._context):
             yield Reason("unfinished-commit", f"a part of a committed message stays: {why}")
-        joining = staged_checks.joining_ages(self._context, self._now)
-        yield from self._unswept("unfinished-join", joining, "bundle", "half put together by `dropq requeue --whole`")
+        halves = staged_checks.reassembly_ages(self._context, self._now)
+        yield from self._unswept("unfinished-join", halves, "bundle", "half put together by `dropq requeue --whole`")
         yield from self._topic_reasons()
         if self._stops_topic:
             yield from self._full()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -13,16 +12,21 @@ from shlex import quote
 
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, linked_folders
 from dropq.diagnosis.fsck_kinds import Finding
-from dropq.format.joining import DRAFT, DROPPED, JoiningFolder
-from dropq.format.joining import WHOLE as JOINED
-from dropq.format.staged import WHOLE, OwnPart, StagedFolder, claim_of, is_part, is_reason, part_of
+from dropq.format.staged import (
+    DRAFT,
+    WHOLE,
+    OwnPart,
+    StagedFolder,
+    claim_of,
+    is_part,
+    is_reason,
+    part_of,
+    reassembled_from,
+)
 from dropq.lifecycle.claims import committed, is_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.staging.fan_out import left_to_owner
 from dropq.storage import reading
-
-#: A sign of life of a process that puts parts together, or one that never got its name.
-_SIGN = re.compile(r"[0-9a-f]{16}|\..*", re.DOTALL)
 
 # -- health and explain --------------------------------------------------------------------------------------------
 
@@ -46,22 +50,18 @@ def left_to_owners(context: QueueContext) -> Iterator[str]:
                     yield f"{folder}/{file}: {why}"
 
 
-def joining_ages(context: QueueContext, now: int) -> Iterator[int]:
+def reassembly_ages(context: QueueContext, now: int) -> Iterator[int]:
     """Yield for how long, in ms, nothing has changed where the parts of a bundle are put together."""
-    for entry in reading.entries(context.layout.joining):
-        if JoiningFolder.of(entry.name) is None or reading.exists(f"{entry.path}/{JOINED}"):
-            continue
+    for entry in reading.entries(context.layout.reassembly):
         # RACE: it was put together, or its parts were moved back
-        if changed := max(reading.changed_ms(path, gone=0) for path in (entry.path, f"{entry.path}/{DRAFT}")):
+        changed = max(reading.changed_ms(path, gone=0) for path in (entry.path, f"{entry.path}/{DRAFT}"))
+        if changed and reassembled_from(entry.name):
             yield now - changed
 
 
 def waits_for(context: QueueContext, path: str) -> str:
     """Return what a message of `committed` waits for; `path` is that of its body."""
     folder = os.path.dirname(path)
-    if os.path.dirname(folder) == context.layout.joining:
-        sweep = f"`dropq sweep {quote(context.name)}`"
-        return f"its parts were put together by requeue --whole: any consumer, or {sweep}, moves it to target/"
     files = reading.names_in(folder) - {WHOLE}
     states = Counter(part.state for part in map(OwnPart.of, files) if part is not None)
     copies = sum(part_of(file) is not None for file in files)
@@ -107,26 +107,23 @@ def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
             yield entry.finding_at_rest("leftover")
 
 
-def examine_joining(queue: ExaminedQueue) -> Iterator[Finding]:
+def examine_reassembly(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find parts of bundles that nobody puts together any more, and what does not belong there."""
     if any(linked_folders(queue.layout.private_folders)):
         return
-    for entry in queue.entries(queue.layout.joining):
-        if stat.S_ISREG(entry.status.st_mode):
-            if not _SIGN.fullmatch(entry.name):
-                yield entry.finding("not-staged")
-        elif JoiningFolder.of(entry.name) is None or not stat.S_ISDIR(entry.status.st_mode):
+    for entry in queue.entries(queue.layout.reassembly):
+        if reassembled_from(entry.name) is None or not stat.S_ISDIR(entry.status.st_mode):
             yield entry.finding("not-staged")
-        else:
-            found = list(queue.entries(entry.path))
-            yield from (stray.finding("not-staged") for stray in found if _is_no_part(stray))
-            at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
-            yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
+            continue
+        found = list(queue.entries(entry.path))
+        yield from (stray.finding("not-staged") for stray in found if _is_no_part(stray))
+        at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
+        yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
 
 
 def _is_no_part(entry: Entry) -> bool:
-    """Return whether an entry of a folder of `joining/` is neither a part nor a file that says how far it is."""
-    hidden = entry.name.startswith(".") and entry.name not in (DRAFT, JOINED, DROPPED)
+    """Return whether an entry of a folder of `reassembly/` is neither a part, nor a draft, nor a sign of life."""
+    hidden = entry.name.startswith(".") and entry.name.lstrip(".") not in ("draft", "dropped", "alive")
     return hidden or not stat.S_ISREG(entry.status.st_mode)
 
 

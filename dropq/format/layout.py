@@ -123,7 +123,7 @@ class QueueLayout:
         self.held = f"{private}/held"
         #: Says that the queue has had a selector or a named subscription.
         self.kept = f"{private}/kept"
-        #: Where the parts of a bundle are put together.
+        #: Where the version before put the parts of a bundle together.
         self.joining = f"{private}/joining"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"
@@ -135,6 +135,8 @@ class QueueLayout:
         #: Hides a subscription that was removed while a DropboxMQ wrote to it; its content ends the name that it gets.
         self.removed = f"{private}/removed"
         self.reasons = f"{private}/reasons"
+        #: Where the parts of a bundle are put together.
+        self.reassembly = f"{private}/reassembly"
         #: What a topic knows of its receivers.
         self.receivers = f"{private}/receivers"
         #: Says since when routers have looked at what no selector takes.
@@ -204,6 +206,7 @@ class QueueLayout:
             self.credits,
             self.joining,
             self.named,
+            self.reassembly,
             self.staged,
             self.set_aside,
             self.transfers,

@@ -3,12 +3,17 @@
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
 claim lies in it as `whole`, the attempt is committed. A part for a receiver is `TOKEN~NAME`; a part that stays in the
 queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
+
+`.dropq/reassembly/` has a folder `STATE,TOKEN` for each attempt to put parts that lay in STATE together again; `.back`
+behind it says that they go back.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from dropq.format.layout import SETTLED
 
 #: The message itself, from the commit on. A folder in its place drops the attempt.
 WHOLE = "whole"
@@ -17,6 +22,11 @@ ENDS = ("processed", "target", "unlink")
 #: The states that a part of a bundle may go to.
 PART_STATES = ("error", "expired", "target", "delayed", "processed")
 
+#: The body of a whole until it is sent, what that becomes of parts that go back, and the sign of life of who writes it.
+DRAFT, DROPPED, ALIVE = ".draft", ".dropped", ".alive"
+#: How the name of a folder ends whose parts go back.
+BACK = ".back"
+
 #: A file name that a message may get: neither the folder itself nor the one above it.
 _OWN_NAME = r"(?!\.\.?\Z)([^/]+)"
 _FOLDER = re.compile(
@@ -24,6 +34,7 @@ _FOLDER = re.compile(
 )
 _PART = re.compile(rf"([0-9a-f]{{16}})~{_OWN_NAME}", re.ASCII | re.DOTALL)
 _OWN_PART = re.compile(rf"(0|[1-9][0-9]{{0,8}}),({'|'.join(PART_STATES)})~{_OWN_NAME}", re.ASCII | re.DOTALL)
+_REASSEMBLY = re.compile(rf"({'|'.join(SETTLED)}),[0-9a-f]{{16}}(?:{re.escape(BACK)})?", re.ASCII)
 _REASON = re.compile(r"(?:0|[1-9][0-9]{0,8})\.reason", re.ASCII)
 
 
@@ -52,6 +63,12 @@ class StagedFolder(NamedTuple):
 def folder_name(claim: str, attempt: str, end: str, own_name: str) -> str:
     """Return the name of a staged folder; arguments as of `StagedFolder`."""
     return f"{claim}.{attempt},{end}~{own_name}"
+
+
+def reassembled_from(folder: str) -> str | None:
+    """Return the state that the parts lay in, from the name of a folder of `reassembly/`; None for any other name."""
+    found = _REASSEMBLY.fullmatch(folder)
+    return None if found is None else found[1]
 
 
 def claim_of(owner: str) -> str:

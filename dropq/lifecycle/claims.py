@@ -13,8 +13,6 @@ from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import LeaseLost
 from dropq.format.claims import Claim, claim_start
-from dropq.format.joining import WHOLE as JOINED
-from dropq.format.joining import JoiningFolder
 from dropq.format.layout import QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.staged import WHOLE, StagedFolder
@@ -45,16 +43,13 @@ def held_files(context: QueueContext) -> list[MessageFile]:
 def committed_files(context: QueueContext) -> Iterator[MessageFile]:
     """List the messages that were committed as a whole, and whose parts are not all moved yet.
 
-    Each counts as a message in processing/, where it came from. So does what was put together and is not sent yet.
+    Each counts as a message in processing/, where it came from.
     """
     return (file for file, _ in committed(context))
 
 
 def committed(context: QueueContext) -> Iterator[tuple[MessageFile, str]]:
     """List the messages of `committed_files`, each with the path of its body."""
-    for joined in _joined(context.layout):
-        file = context.sidecars.file(joined.own_name, context.layout.joining)
-        yield file, f"{context.layout.joining}/{joined.name}/{JOINED}"
     if not context.layout.topic and not reading.exists(context.layout.staged):
         return  # it has no receivers, and no selector that copies
     for entry in reading.entries(context.layout.staged):
@@ -65,16 +60,7 @@ def committed(context: QueueContext) -> Iterator[tuple[MessageFile, str]]:
 
 def has_committed(layout: QueueLayout) -> bool:
     """Return whether a queue has a message that was committed as a whole, and whose parts are not all moved yet."""
-    staged = (StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
-    return any(staged) or any(True for _ in _joined(layout))
-
-
-def _joined(layout: QueueLayout) -> Iterator[JoiningFolder]:
-    """List what was put together from the parts of a bundle, and is not in target/ yet."""
-    for entry in reading.entries(layout.joining):
-        joining = JoiningFolder.of(entry.name)
-        if joining is not None and not entry.is_symlink() and reading.exists(f"{entry.path}/{JOINED}"):
-            yield joining
+    return any(StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
 
 
 def is_committed(folder: str) -> bool:

@@ -31,7 +31,7 @@ from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.watch import Watch
-from dropq.upkeep import joining
+from dropq.upkeep import reassembly
 from dropq.upkeep.recovery import is_recovering, recover_if_needed
 from dropq.upkeep.retention import surplus
 
@@ -207,20 +207,20 @@ def _without_reason(message: Message, act: Callable[[str], str | None]) -> str |
 
 def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: bool) -> Iterator[Outcome]:
     with error_context("no message was requeued"):
-        joining.sweep(context)  # what a process that died was putting together is there again
+        reassembly.sweep(context)  # what a process that died was putting together is there again
     (state,), found = which.states, set[str]()
     bundles = dict[tuple[str | None, str], list[Message]]()
     for message in select(context, replace(which, ids=None)):
-        bundle = joining.bundle_of(message)
+        bundle = reassembly.bundle_of(message)
         known = _names(message) | {bundle or message.id}
         if which.takes(known):
             found |= known
-            bundles.setdefault((bundle, joining.came(message) if bundle else message.file), []).append(message)
+            bundles.setdefault((bundle, reassembly.came(message) if bundle else message.file), []).append(message)
     act = partial(_requeue, Moves(context), goal=context, keep_expiration=keep_expiration)
     done = f"requeued to {context.name}"
 
     def joined(parts: list[Message]) -> Callable[[Message], str]:
-        return lambda _: joining.join(context, state, parts, keep_expiration=keep_expiration)
+        return lambda _: reassembly.join(context, state, parts, keep_expiration=keep_expiration)
 
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
@@ -443,6 +443,6 @@ def _records_of(context: QueueContext, state: str, bundles: Iterable[str]) -> di
     """Return the ids of the records that lie in a state, by the ids of their bundles, by one listing."""
     found = {bundle: list[str]() for bundle in bundles}
     for message in browse(context, state):
-        if (bundle := joining.bundle_of(message)) in found and bundle is not None:
+        if (bundle := reassembly.bundle_of(message)) in found and bundle is not None:
             found[bundle].append(message.id)
     return found

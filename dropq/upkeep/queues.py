@@ -37,7 +37,7 @@ from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, show_view
-from dropq.upkeep import joining
+from dropq.upkeep import reassembly
 from dropq.upkeep.deletion import private_store
 
 log = logging.getLogger("dropq")
@@ -201,7 +201,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if not force:
         with context.error_context("nothing was removed"):
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
-            joining.sweep(context)
+            reassembly.sweep(context)
         refuse_unsettled(context)
     undecided, away = hidden_names(root, layout, name)
     lies = QueueLayout.flat(layout.base) if layout.is_topic else layout  # a topic's folder stays
@@ -300,7 +300,6 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
         pass
     _restore(context, gone)
     jobs.sweep(context)
-    joining.sweep(context)
     refuse_unsettled(context)
     raise StorageError(
         f"queue {context.name!r} holds what is no message in target/ or processing/: `dropq fsck {context.name} "

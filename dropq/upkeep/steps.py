@@ -360,13 +360,13 @@ def sweep_jobs(sweep: Sweep) -> None:
     sweep.report.refused += found.refused
 
 
-def _sweep_joining(sweep: Sweep) -> None:
-    if reading.exists(sweep.context.layout.joining):
-        from dropq.upkeep import joining  # here, as few queues put parts together
+def _sweep_reassembly(sweep: Sweep) -> None:
+    if reading.exists(sweep.context.layout.reassembly) or reading.exists(sweep.context.layout.joining):
+        from dropq.upkeep import reassembly  # here, as few queues put parts together
 
-        swept = joining.sweep(sweep.context)
-        sweep.report.leftovers += swept.done
-        sweep.report.refused += swept.refused
+        done, refused = reassembly.sweep(sweep.context)
+        sweep.report.leftovers += done
+        sweep.report.refused += refused
 
 
 def _carry(sweep: Sweep) -> Iterator[None]:
@@ -455,7 +455,7 @@ STEPS = (
     Step("claims without a lease", When.WHOLE, _return_unleased, ends=True),
     Step("claims of other programs", When.WHOLE, _return_foreign, ends=True),
     Step("jobs", _UPKEEP, sweep_jobs, {"jobs": (ages.JOB,), "`ledger/`": (ages.LEDGER, ages.EPOCH)}),
-    Step("parts that are put together", _UPKEEP, _sweep_joining),
+    Step("parts that are put together", _UPKEEP, _sweep_reassembly),
     Step("what goes to other file systems", _UPKEEP, _carry),
     Step("what its filter does not match", _UPKEEP, _drop_unwanted, of_full=True),
     Step("its history", _UPKEEP, _prune, of_full=True),  # before what needs room on the disk, as it makes some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from dropq.format.names import Name
 from dropq.lifecycle import early_acks
 from dropq.queue.message import Record
 from dropq.records.formats import is_empty, pack
-from dropq.upkeep import joining
+from dropq.upkeep import reassembly
 
 ID = "1795383089375000-7523895424"
 
@@ -336,7 +337,7 @@ def test_the_parts_and_records_of_a_bundle_are_put_together_by_their_numbers(mak
     assert name.since
     assert bodies(queue) == [WHOLE]
     assert queue.counts()[state] == 0
-    assert os.listdir(queue.layout.joining) == []
+    assert os.listdir(queue.layout.reassembly) == []
 
 
 def settle(record: Record, *, rejected: bool) -> None:
@@ -488,7 +489,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
         "was one record, and has several now",
     ),
     "far apart": (
-        [{"body": b"1\n", "first": 1}, {"body": b"2\n", "first": joining.MOST_EMPTY + 3}],
+        [{"body": b"1\n", "first": 1}, {"body": b"2\n", "first": reassembly.MOST_EMPTY + 3}],
         "requeue it without --whole",
     ),
     "unreadable": (
@@ -514,7 +515,7 @@ def test_parts_that_contradict_each_other_stay_as_they_are(make: Make, problem: 
     assert outcome.detail.endswith("the parts stay as they are")
     assert {path: path.read_bytes() for path in Path(queue.layout.error).iterdir()} == before
     assert queue.counts()["target"] == 0
-    assert left_in(queue.layout.joining) == []
+    assert left_in(queue.layout.reassembly) == []
 
 
 def test_the_header_of_a_csv_is_kept_once_and_its_mark_and_frames_keep_their_bytes(make: Make) -> None:
@@ -619,14 +620,14 @@ def records_of(queue: Queue) -> list[bytes]:
 
 
 def left_in(folder: str) -> list[str]:
-    """Return what is in the folder for parts, but for signs of life that never got their names, which stay a day."""
-    return [file for file in os.listdir(folder) if not file.startswith(".")] if os.path.exists(folder) else []
+    """Return what is in the folder for parts, but for folders without parts and a sign of life, which stay a minute."""
+    return [path.name for path in Path(folder).glob("*/*") if path.name != "..alive"]
 
 
 def check(queue: Queue) -> None:
     assert records_of(queue) == [b"1", b"2", b"4", b"5", b"6"]
     assert not (queue.counts()["error"] and queue.counts()["target"])
-    assert left_in(queue.layout.joining) == []
+    assert left_in(queue.layout.reassembly) == []
 
 
 @pytest.mark.parametrize("durability", ["none", "full"])
@@ -652,7 +653,7 @@ def test_a_crash_at_any_call_loses_and_doubles_no_record(make: Make, durability:
 def test_parts_that_stay_after_the_whole_was_sent_are_seen(make: Make) -> None:
     queue = make()
     scattered(queue)
-    with mock.patch.object(joining, "_remove_part"):
+    with mock.patch.object(reassembly, "_remove_part", reassembly._move_back):
         queue.requeue([ID], whole=True)
     queue.sweep()
     with pytest.raises(AssertionError):
@@ -662,7 +663,7 @@ def test_parts_that_stay_after_the_whole_was_sent_are_seen(make: Make) -> None:
 def test_a_sweep_reports_what_it_cannot_move_back_and_the_next_one_moves_it(make: Make) -> None:
     queue = make()
     scattered(queue)
-    with mock.patch.object(joining, "_write", side_effect=lambda *_: os._exit(DIED)):
+    with mock.patch.object(reassembly, "_write", side_effect=lambda *_: os._exit(DIED)):
         assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
     away = Path(queue.layout.error).rename(Path(queue.layout.error).with_name("away"))
     assert queue.sweep().refused
@@ -679,8 +680,8 @@ def test_a_crash_of_the_sweep_that_goes_on_loses_and_doubles_no_record(make: Mak
     crashed = True
     while crashed:
         scattered(queue)
-        commit = joining._go_on if first == "whole" else joining._write
-        with mock.patch.object(joining, commit.__name__, side_effect=lambda *_: os._exit(DIED)):
+        commit = reassembly._settle if first == "whole" else reassembly._write
+        with mock.patch.object(reassembly, commit.__name__, side_effect=lambda *_: os._exit(DIED)):
             assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
         crashed = dying_at(queue, queue.sweep, at, after=False)
         queue.sweep()
@@ -749,7 +750,7 @@ def refusing(queue: Queue, at: int, error: int, *, done: bool = False) -> bool:
 def test_a_sweep_leaves_alone_what_a_living_process_puts_together(make: Make) -> None:
     queue = make()
     scattered(queue)
-    write = joining._write
+    write = reassembly._write
 
     def swept(*args: Any) -> None:
         assert queue.counts()["error"] == 0
@@ -757,7 +758,7 @@ def test_a_sweep_leaves_alone_what_a_living_process_puts_together(make: Make) ->
         assert queue.counts()["error"] == 0
         write(*args)
 
-    with mock.patch.object(joining, "_write", swept):
+    with mock.patch.object(reassembly, "_write", swept):
         assert queue.requeue([ID], whole=True)[0].ok
     assert bodies(queue) == [WHOLE]
 
@@ -765,15 +766,15 @@ def test_a_sweep_leaves_alone_what_a_living_process_puts_together(make: Make) ->
 def test_a_process_that_a_sweep_took_for_dead_changes_nothing(make: Make) -> None:
     queue = make()
     scattered(queue)
-    write = joining._write
+    write = reassembly._write
 
     def dropped(*args: Any) -> None:
         write(*args)
-        with mock.patch.object(joining, "_may_live", return_value=False):
+        with mock.patch.object(reassembly, "_may_live", return_value=False):
             queue.sweep()
         assert queue.counts()["error"] == 4
 
-    with mock.patch.object(joining, "_write", dropped):
+    with mock.patch.object(reassembly, "_write", dropped):
         (outcome,) = queue.requeue([ID], whole=True)
     assert not outcome.ok
     check(queue)
@@ -783,15 +784,15 @@ def test_a_process_that_a_sweep_took_for_dead_changes_nothing(make: Make) -> Non
 def test_a_part_that_another_process_takes_first_keeps_the_others_apart(make: Make) -> None:
     queue = make()
     scattered(queue)
-    take, taken = joining._take, list[str]()
+    take, taken = reassembly._take, list[str]()
 
-    def late(context: Any, state: str, part: joining.Part, folder: str) -> None:
+    def late(context: Any, state: str, part: reassembly.Part, folder: str) -> None:
         if part.number == 5:
             taken.append(part.file)
             assert queue.requeue([f"{ID}-5"])[0].ok
         take(context, state, part, folder)
 
-    with mock.patch.object(joining, "_take", late):
+    with mock.patch.object(reassembly, "_take", late):
         (outcome,) = queue.requeue([ID], whole=True)
     assert not outcome.ok
     assert f"somebody else took {taken[0]} out of error/ first" in outcome.detail
@@ -799,12 +800,95 @@ def test_a_part_that_another_process_takes_first_keeps_the_others_apart(make: Ma
     assert records_of(queue) == [b"1", b"2", b"4", b"5", b"6"]
 
 
-def test_what_is_together_and_not_sent_yet_counts_and_keeps_its_queue(make: Make) -> None:
+def test_what_is_together_waits_and_keeps_its_queue_while_its_parts_are_still_there(make: Make) -> None:
     queue = make()
     scattered(queue)
-    with mock.patch.object(joining, "_go_on", side_effect=lambda *_: os._exit(DIED)):
+    with mock.patch.object(reassembly, "_settle", side_effect=lambda *_: os._exit(DIED)):
         assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
-    assert queue.counts()["processing"] == 1
+    assert (queue.counts()["target"], bodies(queue)) == (1, [WHOLE])
+    with pytest.raises(StorageError, match="1 in target"):
+        queue.root.delete_queue("q")
+    check(queue)
+
+
+def test_a_folder_without_parts_or_a_sign_of_life_goes_after_a_minute(make: Make, clock: Clock) -> None:
+    queue = make()
+    folder = Path(queue.layout.reassembly, "error,0123456789abcdef")
+    folder.mkdir(parents=True)
+    assert queue.sweep().leftovers == 0 and folder.exists()
+    clock.advance(61)
+    assert queue.sweep().leftovers == 1 and not folder.exists()
+
+
+# -- what the version before left, in a folder of its own -----------------------------------------------------------
+
+#: What it wrote until it died, besides the parts that it had not removed, or moved back, yet.
+OLDER = {"draft": b"1\n2", "whole": WHOLE, "dropped": b"1\n2"}
+
+
+def half_joined(queue: Queue, mark: str, *, left: int = 4) -> Path:
+    """Let parts lie as the version before left them when it died; `left` says how many are still in its folder."""
+    scattered(queue)
+    owner, name = "dcaa4fb584ef79ac", Name(ID, type="jsonl", first=1, since=1795685330710, copy="ffaa65d31f")
+    folder = Path(queue.layout.joining, f"{owner},error~{names.write(name)}")
+    folder.mkdir(parents=True)
+    (folder.parent / owner).touch()  # its sign of life, which nobody locks any more
+    (folder / f".{mark}").write_bytes(OLDER[mark])
+    for number, part in enumerate(sorted(Path(queue.layout.error).iterdir())):
+        if number < left:
+            part.rename(folder / part.name)
+        elif mark == "whole":
+            part.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("left", [4, 2, 0])
+@pytest.mark.parametrize("mark", OLDER)
+def test_what_the_version_before_left_goes_on_or_back(make: Make, mark: str, left: int) -> None:
+    queue = make()
+    folder = half_joined(queue, mark, left=left)
+    queue.sweep()
+    check(queue)
+    assert bodies(queue) == ([WHOLE] if mark == "whole" else [])
+    assert os.listdir(folder.parent) == os.listdir(queue.layout.reassembly) == []
+
+
+@pytest.mark.parametrize("mark", OLDER)
+def test_a_crash_over_what_the_version_before_left_loses_and_doubles_no_record(
+    make: Make, clock: Clock, mark: str
+) -> None:
+    queue, at, crashed = make(), 0, True
+    while crashed:
+        half_joined(queue, mark)
+        crashed = dying_at(queue, queue.sweep, at, after=False)
+        queue.sweep()
+        clock.advance(61)  # without its sign of life, a folder counts as that of the living for a minute
+        queue.sweep()
+        check(queue)
+        assert os.listdir(queue.layout.joining) == []
+        queue.purge(state="error")
+        queue.purge(state="target")
+        at += 1
+    assert at > 5
+
+
+def test_the_version_before_is_left_alone_while_it_lives_and_commits_nothing_once_it_was_taken_for_dead(
+    make: Make,
+) -> None:
+    queue = make()
+    folder = half_joined(queue, "draft")
+    with (folder.parent / "dcaa4fb584ef79ac").open("rb") as sign:
+        fcntl.flock(sign, fcntl.LOCK_EX)
+        assert queue.sweep().total == 0 and len(os.listdir(folder)) == 5
+    queue.sweep()
+    with pytest.raises(FileNotFoundError):
+        (folder / ".draft").rename(folder / ".whole")
+    check(queue)
+
+
+def test_what_the_version_before_put_together_keeps_its_queue(make: Make) -> None:
+    queue = make()
+    half_joined(queue, "whole")
     with pytest.raises(StorageError, match="1 in target"):
         queue.root.delete_queue("q")
     assert bodies(queue) == [WHOLE]

@@ -590,7 +590,7 @@ def test_another_user_reads_what_is_closed_to_it() -> None:
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("mode", [0o555, 0o300])
-@pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error", "staged", "joining"])
+@pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error", "staged", "reassembly"])
 def test_a_private_folder_of_consumers_that_is_closed_to_this_user_is_reported(
     queue: Queue, folder: str, mode: int
 ) -> None:

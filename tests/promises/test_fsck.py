@@ -126,12 +126,12 @@ def in_staged(name: str, make: Callable[[Path], object] = Path.touch) -> Plant:
 
 def half_joined(queue: Queue) -> Path:
     """A folder in which the parts of a bundle were to be put together."""
-    folder = base(queue) / ".dropq/joining" / f"{secrets.token_hex(8)},error~4.x.B"
+    folder = base(queue) / ".dropq/reassembly" / f"error,{secrets.token_hex(8)}"
     write(folder / "4.x.B.....JMS_dropq_firstI=2", b"2\n")
     return write(folder / ".draft").parent
 
 
-def in_joining(name: str, make: Callable[[Path], object] = Path.touch) -> Plant:
+def in_reassembly(name: str, make: Callable[[Path], object] = Path.touch) -> Plant:
     def plant(queue: Queue) -> Path:
         make(path := half_joined(queue) / name)
         return path
@@ -461,12 +461,12 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("not-staged", in_staged("whole", link_to_a_file), False),
     ("not-staged", lambda queue: write(staged_folder(queue) / "whole" / "4.x.B"), False),
     ("unfinished-join", half_joined, True),
-    ("not-staged", lambda queue: write(base(queue) / ".dropq/joining/notes.txt"), False),
-    ("not-staged", lambda queue: write(base(queue) / ".dropq/joining/x,error~4.x.B/.whole").parent, False),
-    ("not-staged", in_joining(".notes"), False),
-    ("not-staged", in_joining(".whole", os.mkfifo), False),
-    ("not-staged", in_joining("4.x.B", link_to_a_file), False),
-    ("not-staged", in_joining("4.y.B", os.mkdir), False),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/reassembly/notes.txt"), False),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/reassembly/error,x/.draft").parent, False),
+    ("not-staged", in_reassembly(".notes"), False),
+    ("not-staged", in_reassembly(".alive", os.mkfifo), False),
+    ("not-staged", in_reassembly("4.x.B", link_to_a_file), False),
+    ("not-staged", in_reassembly("4.y.B", os.mkdir), False),
     ("temporary", lambda queue: write(base(queue) / f".queue.toml.{HEX}.tmp"), True),
     ("temporary", lambda queue: write(Path(queue.root.layout.meta) / f".token.json.{HEX}.tmp"), True),
     ("world-writable", world_writable_folder, False),

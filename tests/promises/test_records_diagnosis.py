@@ -164,17 +164,17 @@ def test_the_command_shows_what_a_committed_bundle_waits_for(
     assert (told["id"], told["state"], told["why"]) == (id, "processing", "committed")
 
 
-def half_joined(queue: Queue, file: str) -> Path:
+def half_joined(queue: Queue) -> Path:
     """A folder in which a process that is gone was putting the parts of a bundle together."""
-    folder = Path(queue.layout.joining, "0123456789abcdef,error~4.1795383089375000-7523895424.B....text")
+    folder = Path(queue.layout.reassembly, "error,0123456789abcdef")
     folder.mkdir(parents=True)
     (folder / "4.1795383089375000-7523895424.B....text.JMS_dropq_firstI=0000000002").write_bytes(b"2\n")
-    (folder / file).write_bytes(b"\n2\n")
+    (folder / ".draft").write_bytes(b"\n2\n")
     return folder
 
 
 def test_parts_that_nobody_puts_together_any_more_are_found(queue: Queue, clock: Clock) -> None:
-    folder = half_joined(queue, ".draft")
+    folder = half_joined(queue)
     assert queue.health(max_error=None).healthy and [finding.kind for finding in queue.fsck()] == ["under-way"]
     clock.advance(61 * MINUTE)
     (reason,) = queue.health(max_error=None).reasons
@@ -186,16 +186,14 @@ def test_parts_that_nobody_puts_together_any_more_are_found(queue: Queue, clock:
     assert queue.counts()["error"] == 1
 
 
-def test_a_bundle_that_is_put_together_and_not_sent_yet_is_found(queue: Queue, clock: Clock) -> None:
-    half_joined(queue, ".whole")
-    (told,) = queue.explain("processing")
-    assert (told.why, told.message.body) == ("committed", b"\n2\n")
-    assert "put together by requeue --whole" in told.detail and "`dropq sweep orders`" in told.detail
-    assert queue.counts()["processing"] == queue.stats()["processing"].count == 1
+def test_parts_of_what_was_sent_count_as_no_messages_and_go(queue: Queue, clock: Clock) -> None:
+    (half_joined(queue) / ".draft").rename(Path(queue.layout.target, "4.1795383089375000-7523895424.B....text"))
+    assert {state for state, count in queue.counts().items() if count} == {"target"}
     clock.advance(61 * MINUTE)
-    assert [reason.kind for reason in queue.health(max_error=None).reasons] == ["unfinished-commit"]
+    assert [finding.kind for finding in queue.fsck()] == ["unfinished-join"]
     queue.sweep()
     assert queue.health(max_error=None).healthy and [message.body for message in queue.browse()] == [b"\n2\n"]
+    assert queue.counts()["error"] == 0
 
 
 def test_stats_count_a_committed_bundle_with_its_bytes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,16 +295,16 @@ def test_what_a_dead_holder_staged_goes_and_nothing_behind_its_links(
 
 
 @pytest.mark.parametrize("make", ODD)
-def test_parts_stay_where_something_odd_lies_in_place_of_what_was_put_together(
-    queue: Queue, clock: Clock, outside: Outside, make: Make
+@pytest.mark.parametrize(
+    "odd", ["reassembly/error,0123456789abcdef/.draft", "joining/0123456789abcdef,error~4.x.B....text/.whole"]
+)
+def test_parts_go_back_where_something_odd_lies_in_place_of_what_was_put_together(
+    queue: Queue, clock: Clock, outside: Outside, make: Make, odd: str
 ) -> None:
-    folder = Path(queue.layout.joining, "0123456789abcdef,error~4.x.B....text")
-    folder.mkdir(parents=True)
-    (folder / "4.x.B....text.JMS_dropq_firstI=0000000002").write_bytes(b"2\n")
-    make(folder / ".whole")
-    sweep(queue, clock)
-    assert len(os.listdir(folder)) == 2 and outside.is_as_it_was()
-    queue.fsck(repair=True)
+    path = Path(queue.layout.private, odd)
+    path.parent.mkdir(parents=True)
+    (path.parent / "4.x.B....text.JMS_dropq_firstI=0000000002").write_bytes(b"2\n")
+    make(path)
     sweep(queue, clock)
     assert bodies(queue) == {"error": [b"2\n"]} and found(queue) == set() and outside.is_as_it_was()
 

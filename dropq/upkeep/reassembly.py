@@ -1,20 +1,16 @@
 """Put the parts of a bundle together: messages of one state become one new message, by one rename.
 
-The parts are renamed out of their state into a folder of `.dropq/joining/`, where nobody looks for messages, and the
-body of the whole is written beside them as `.draft`. The rename of `.draft` to `.whole` is the commit. After it, any
-process may remove the parts, and then move `.whole` to target/. Before it, any process that finds the one that puts
-them together dead may rename `.draft` to `.dropped`, and then move the parts back. Only one of the two renames can be
-made. So each record is in the whole or in its part, and nobody is handed the one while there is the other.
+The parts are renamed out of their state into a folder of `.dropq/reassembly/`, where nobody looks for messages, and the
+body of the whole is written there as a draft. The rename of the draft into target/ is the commit. Invariant: a folder
+with parts has a draft until they are in the whole, and are removed; who gives up renames the draft first, so that
+nobody commits any more, and then the folder, whose name says from then on that parts in it go back. So each record is
+in the whole or in its part, and nobody is handed the one while there is the other. `model/reassembly.pml` is the model.
 
-    a crash at                     leaves                                   and the next upkeep of a consumer, or sweep,
-    making the folder              a folder, maybe with `.draft`            removes it
-    moving the parts in            some in their state, some in the folder  moves them back
-    writing `.draft`               the parts in the folder                  moves them back
-    the commit                     `.draft` and the parts, or `.whole`      moves them back, or goes on
-    removing the parts             `.whole`, and some of them               removes the others, and goes on
-    moving `.whole` to target/     `.whole`, or the message                 moves it
-    moving the parts back          `.dropped`, and some of them             moves the others back
-    removing the folder            an empty folder                          removes it
+    a crash at             leaves                                   and the next upkeep of a consumer, or sweep,
+    making the folder      a folder, maybe with a draft             removes it
+    moving the parts in    some in their state, some in the folder  moves them back
+    the commit             the draft and the parts, or the message  moves them back, or removes them
+    either of the two      some of the parts                        moves, or removes, the others
 
 A part that was moved back has its own name again, and its reason. Only if its reason is over a day old, a sweep that
 looks while the part is away removes the reason.
@@ -25,19 +21,20 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
-from typing import IO, NamedTuple
+from typing import IO
 
 from dropq.errors import DropqError
 from dropq.format import names
 from dropq.format.credits import may_have_via
-from dropq.format.joining import DRAFT, DROPPED, WHOLE, JoiningFolder
 from dropq.format.layout import STATES, WITH_REASON
 from dropq.format.names import Name
+from dropq.format.staged import ALIVE, BACK, DRAFT, DROPPED, reassembled_from
 from dropq.lifecycle import credits, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sending import into_target
@@ -53,14 +50,14 @@ log = logging.getLogger("dropq")
 
 #: Milliseconds without a change of the draft after which a process that has no sign of life counts as dead.
 IDLE_AGE = 60_000
-#: Milliseconds that a sign of life is kept that never got its name.
-LEFTOVER_AGE = 86_400_000
 #: Empty lines that are written at a time.
 GAP = 1 << 16
 #: Empty lines, rows or frames that a whole has at most: anybody who sends may write any number into a name.
 MOST_EMPTY = 1 << 26
 #: What an error says of parts that are not put together.
 APART = "the parts stay as they are"
+#: What the version before left in `joining/`: a sign of life, the state, the name of the whole.
+_OLDER = re.compile(r"([0-9a-f]{16}),(error|expired|processed)~(.+)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,6 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
     else it may be of two bundles, and is refused. Counters and the queue's clock begin again.
 
     Args:
-        context: the queue.
         state: error, expired or processed, where the parts lie.
         messages: the parts.
         keep_expiration: keep the expiration of the first part; else drop it.
@@ -141,45 +137,31 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
                 f"make no bundle, requeue them without --whole; {APART}"
             )
     name = naming.name_of_whole(context, first.file, first.bundle, first.number, keep_expiration=keep_expiration)
+    folder = f"{context.layout.reassembly}/{state},{os.urandom(8).hex()}"
     with error_context(APART):
-        context.storage.make_folder(context.layout.joining)
-        owner = os.urandom(8).hex()
-        alive = liveness.Presence(context.layout.joining, owner, context.storage)
-    folder = f"{context.layout.joining}/{JoiningFolder(owner, state, name).name}"
+        context.storage.make_folder(folder)
+        alive = liveness.Presence(folder, ALIVE, context.storage)
     try:
-        try:
-            _commit(context, state, folder, parts)
-        except BaseException:
-            _give_up(context, folder)
-            raise
-        with error_context("the parts are together, and the next sweep sends the whole"):
-            _go_on(context, folder)
+        _commit(context, state, folder, parts, name)
+        with error_context("the parts are together, in target/; the next sweep removes them"):
+            context.storage.sync(context.layout.target)
     finally:
-        if reading.exists(folder):
-            alive.abandon()  # the next sweep sees to it
-        else:
-            _end(alive)
+        alive.abandon()
+        try:
+            _settle(context, folder, state)
+        except (OSError, DropqError) as error:
+            log.warning("%s stays until a sweep clears it: %s", folder, describe(error))
     return name
 
 
-def _end(alive: liveness.Presence) -> None:
-    """End a sign of life; the parts are where they belong, whether or not its file can be removed."""
-    try:
-        alive.end()
-    except OSError as error:
-        alive.abandon()
-        log.warning("a sign of life stays until the next sweep: %s", describe(error))
-
-
-def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part]) -> None:
-    """Take the parts out of their state, write the body of the whole, and make it the message."""
-    storage, layout = context.storage, context.layout
+def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part], name: str) -> None:
+    """Take the parts out of their state, write the body of the whole, and send it."""
+    storage, draft = context.storage, f"{folder}/{DRAFT}"
     with error_context(APART):
-        storage.make_folder(folder, parents=False)
-        fd = storage.create(f"{folder}/{DRAFT}")
+        fd = storage.create(draft)
     with BufferedWriter(Draft(fd, lambda error: storage_error(error, APART)), BLOCK) as body:
         with error_context(APART):
-            storage.sync(folder)
+            storage.sync(folder, context.layout.reassembly)
             for part in parts:
                 _take(context, state, part, folder)
         _write(body, folder, parts)
@@ -188,12 +170,14 @@ def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part
             storage.sync_file(fd)
         size = body.tell()
     with error_context(APART):
-        storage.await_whole(f"{folder}/{DRAFT}", size)
-        storage.sync(layout.folder(state), folder)  # no part may be in its state after a power cut
+        storage.await_whole(draft, size)
+        storage.sync(context.layout.folder(state), folder)  # no part may be in its state after a power cut
         try:
             # RACE: with a sweep that takes this process for dead. Whichever renames the draft first decides.
-            storage.rename(f"{folder}/{DRAFT}", f"{folder}/{WHOLE}")
+            storage.place(draft, f"{context.layout.target}/{name}")
         except FileNotFoundError as error:
+            if reading.exists(folder):
+                raise  # the queue is gone, or its target/
             raise DropqError(f"a sweep took this process for dead while it put parts together; {APART}") from error
 
 
@@ -206,14 +190,6 @@ def _take(context: QueueContext, state: str, part: Part, folder: str) -> None:
         if not reading.exists(folder):
             raise
         raise DropqError(f"somebody else took {part.file} out of {state}/ first; {APART}") from error
-
-
-def _give_up(context: QueueContext, folder: str) -> None:
-    """Move the parts back, unless they are together already; a sweep does what cannot be done now."""
-    try:
-        _drop(context, folder)
-    except (OSError, DropqError) as error:
-        log.warning("%s stays until a sweep clears it: %s", folder, describe(error))
 
 
 # -- the body of the whole -----------------------------------------------------------------------------------------
@@ -312,82 +288,70 @@ def _check_head(part: Part, head: bytes, first: Part, heads: dict[str, bytes]) -
 # -- roll forward, or back -----------------------------------------------------------------------------------------
 
 
-class Swept(NamedTuple):
-    """How many folders a sweep brought in order, and how many it could not."""
-
-    done: int
-    refused: int
-
-
-def sweep(context: QueueContext) -> Swept:
-    """Go on with what dead processes were putting together: move the parts back, or send the whole."""
-    joining = context.layout.joining
-    found = list(reading.entries(joining))
+def sweep(context: QueueContext) -> tuple[int, int]:
+    """Bring in order what dead processes were putting together; return how many folders, and how many it could not."""
     done = refused = 0
-    for entry in found:
-        known = JoiningFolder.of(entry.name)
-        if known is not None and entry.is_dir(follow_symlinks=False):
+    for parent, settle in ((context.layout.joining, _settle_older), (context.layout.reassembly, _settle_dead)):
+        for entry in list(reading.entries(parent)):
             try:
-                done += _settle(context, entry.path, known)
+                done += entry.is_dir(follow_symlinks=False) and settle(context, entry.path)
             except (OSError, DropqError) as error:
                 refused += 1
                 log.warning("%s: %s; the next sweep tries again", entry.path, describe(error))
-    for entry in found:
-        if entry.is_file(follow_symlinks=False):
-            _forget(context, entry)
-    return Swept(done, refused)
+    return done, refused
 
 
-def _settle(context: QueueContext, folder: str, known: JoiningFolder) -> bool:
-    """Bring a folder in order; return False if the process may be alive that puts it together."""
-    reading.ask_server(folder)  # on NFS, another host may have renamed the draft
-    if reading.exists(f"{folder}/{WHOLE}"):
-        _go_on(context, folder)
-        return True
-    if _may_live(context, known.owner, folder):
+def _settle_dead(context: QueueContext, folder: str) -> bool:
+    """Bring a folder in order; return False if the process may be alive that made it."""
+    state = reassembled_from(os.path.basename(folder))
+    if state is None or (not folder.endswith(BACK) and _may_live(context, f"{folder}/{ALIVE}", folder)):
         return False
-    _drop(context, folder)
+    _settle(context, folder, state)
     return True
 
 
-def _may_live(context: QueueContext, owner: str, folder: str) -> bool:
+def _may_live(context: QueueContext, sign: str, folder: str) -> bool:
     """Return whether the process that puts parts together may be alive; without locks, its writing shows it."""
-    joining = context.layout.joining
-    if reading.exists(f"{joining}/{owner}"):
-        return not liveness.is_dead(joining, owner)
+    if reading.exists(sign):
+        return not liveness.is_dead(*os.path.split(sign))
     paths = [path for path in (folder, f"{folder}/{DRAFT}") if reading.exists(path)]
     return any(context.age_ms(path) < IDLE_AGE for path in paths)
 
 
-def _forget(context: QueueContext, entry: os.DirEntry[str]) -> None:
-    """Remove the sign of life of a dead process that has no folder any more."""
-    joining = context.layout.joining
-    if entry.name.startswith("."):
-        if context.age_ms(entry.path) > LEFTOVER_AGE:
-            context.storage.unlink(entry.path)
-    elif not any(folder.startswith(f"{entry.name},") for folder in reading.names_in(joining)):
-        with liveness.dead(joining, entry.name) as is_dead:
-            if is_dead:
-                liveness.forget_dead(joining, entry.name, context.storage)
+def _settle(context: QueueContext, folder: str, state: str) -> None:
+    """Remove parts that are in a whole, or move them back, and then remove their folder.
 
-
-def _drop(context: QueueContext, folder: str) -> None:
-    """Move parts back that are not put together; go on if they are."""
-    with suppress(FileNotFoundError):  # RACE: the commit was first, or another sweep
-        context.storage.rename(f"{folder}/{DRAFT}", f"{folder}/{DROPPED}")
-    reading.ask_server(folder)
-    # RACE: a folder without a draft and without a whole has no part that is in a whole: those were removed before the
-    # whole left. But a slow process may have moved a part in after a sweep has dropped the folder.
-    if reading.exists(f"{folder}/{WHOLE}"):
-        return _go_on(context, folder)
-    known = JoiningFolder.of(os.path.basename(folder))
-    if known is None or not reading.exists(folder):
-        return None
-    with context.error_context("the next sweep moves the parts back"):
-        for file in _parts_in(folder):
-            _move_back(context, f"{folder}/{file}", known.state)
-        context.storage.sync(context.layout.folder(known.state), folder)
-        _clear(context, folder, DROPPED)
+    RACE: any number of processes may do this at once. A part, or a folder, that is gone was ended by another.
+    """
+    storage, layout, draft = context.storage, context.layout, f"{folder}/{DRAFT}"
+    reading.ask_server(layout.reassembly)  # on NFS, another host may have renamed the folder
+    parts = _parts_in(folder)  # RACE: listed before the draft is looked for: the draft came before them
+    if was_brought_back(draft) and _is_sent(context, draft):
+        storage.unlink(draft)
+    with suppress(FileNotFoundError):  # RACE: the commit was first, or another process
+        storage.rename(draft, f"{folder}/{DROPPED}")
+    marks = reading.names_in(folder)
+    if DROPPED in marks and not folder.endswith(BACK):
+        with suppress(FileNotFoundError):
+            storage.rename_folder(folder, folder + BACK)
+        folder += BACK
+    if is_back := folder.endswith(BACK):
+        parts = _parts_in(folder)
+    elif DRAFT in marks:
+        return  # RACE: its process lives, and begins
+    else:
+        with suppress(FileNotFoundError):
+            storage.sync(layout.target, folder)  # the commit is durable before the first part goes
+    for file in parts:
+        (_move_back if is_back else _remove_part)(context, f"{folder}/{file}", state)
+    with suppress(FileNotFoundError):
+        storage.sync(layout.reassembly, layout.folder(state), folder)
+        if not _parts_in(folder):
+            # RACE: where the name does not say that parts go back, a slow process may just begin, and need its draft.
+            kept = set() if is_back else {DRAFT, DROPPED}
+            for mark in reading.names_in(folder) - kept:
+                storage.remove_tree(f"{folder}/{mark}")
+            storage.remove_folder(folder)
 
 
 def _move_back(context: QueueContext, path: str, state: str) -> None:
@@ -397,7 +361,7 @@ def _move_back(context: QueueContext, path: str, state: str) -> None:
     except FileNotFoundError:
         if reading.exists(path):
             raise  # the folder of the state is missing
-        # RACE: another sweep was first
+        # RACE: another process was first
     except FileExistsError:
         if reading.inode(path) == reading.inode(f"{folder}/{file}"):  # a power cut brought the other name back
             context.storage.unlink(path)
@@ -406,26 +370,7 @@ def _move_back(context: QueueContext, path: str, state: str) -> None:
             context.storage.rename(path, f"{folder}/{copy}")
 
 
-def _go_on(context: QueueContext, folder: str) -> None:
-    """Remove the parts of what is put together, then send it; any number of processes may do this at once."""
-    known = JoiningFolder.of(os.path.basename(folder))
-    assert known is not None  # only such folders have a whole
-    storage, whole = context.storage, f"{folder}/{WHOLE}"
-    if reading.exists(whole) and reading.regular_size(whole) is None:
-        raise DropqError("what lies there as .whole is no file, so the parts stay: `dropq fsck --repair` sets it aside")
-    with suppress(FileNotFoundError):  # RACE: another process has removed the folder
-        storage.sync(folder)  # the commit is durable before the first part goes
-        for file in _parts_in(folder):
-            _remove_part(context, known.state, f"{folder}/{file}")
-        storage.sync(folder)  # and no part comes back once the whole has left
-        if was_brought_back(whole) and _is_sent(context, whole):
-            storage.unlink(whole)
-        into_target(context, whole, context.sidecars.parse(known.own_name), unique=True)
-        storage.sync(folder)
-        _clear(context, folder, WHOLE)
-
-
-def _remove_part(context: QueueContext, state: str, path: str) -> None:
+def _remove_part(context: QueueContext, path: str, state: str) -> None:
     """Remove a part that is in the whole, with its reason and what it holds of a selector's credits."""
     file = os.path.basename(path)
     with suppress(FileNotFoundError):  # RACE: another process removed it
@@ -437,9 +382,9 @@ def _remove_part(context: QueueContext, state: str, path: str) -> None:
         context.storage.unlink(path)
 
 
-def _is_sent(context: QueueContext, whole: str) -> bool:
-    """Return whether a whole has another name in a state: a power cut brought this one back."""
-    inode = reading.inode(whole)
+def _is_sent(context: QueueContext, draft: str) -> bool:
+    """Return whether a draft has another name in a state: a power cut brought this one back."""
+    inode = reading.inode(draft)
     folders = [context.layout.folder(state) for state in STATES]
     return any(entry.inode() == inode for folder in folders for entry in reading.entries(folder))
 
@@ -448,11 +393,33 @@ def _parts_in(folder: str) -> list[str]:
     return sorted(file for file in reading.names_in(folder) if not file.startswith("."))
 
 
-def _clear(context: QueueContext, folder: str, mark: str) -> None:
-    """Remove a folder that has nothing but a mark; what came meanwhile stays for the next sweep."""
-    if mark == DROPPED:
-        context.storage.unlink(f"{folder}/{mark}")
-    try:
-        context.storage.remove_folder(folder)
-    except OSError as error:
-        log.debug("%s stays until a sweep clears it: %s", folder, describe(error))
+def _settle_older(context: QueueContext, folder: str) -> bool:
+    """Bring in order what the version before left: the draft was a `.whole` before it was sent, `.dropped` if never."""
+    if (found := _OLDER.fullmatch(os.path.basename(folder))) is None:
+        return False
+    owner, state, name = found.groups()
+    storage, whole = context.storage, f"{folder}/.whole"
+    sign = f"{context.layout.joining}/{owner}"
+    reading.ask_server(folder)  # on NFS, another host may have committed it
+    if reading.regular_size(whole) is None:
+        if _may_live(context, sign, folder):
+            return False
+        with suppress(FileNotFoundError):  # RACE: its commit was first, or another sweep
+            storage.rename(f"{folder}/{DRAFT}", f"{folder}/{DROPPED}")
+        reading.ask_server(folder)
+    if reading.regular_size(whole) is not None:
+        for file in _parts_in(folder):
+            _remove_part(context, f"{folder}/{file}", state)
+        storage.sync(folder)  # no part comes back once the whole has left
+        if was_brought_back(whole) and _is_sent(context, whole):
+            storage.unlink(whole)
+        into_target(context, whole, context.sidecars.parse(name), unique=True)
+        folder_now = f"{context.layout.reassembly}/{state},{owner}"
+    else:
+        folder_now = f"{context.layout.reassembly}/{state},{owner}{BACK}"
+    storage.make_folder(context.layout.reassembly)
+    storage.unlink(sign)
+    with suppress(FileNotFoundError):  # RACE: another sweep was first
+        storage.rename_folder(folder, folder_now)
+    _settle(context, folder_now, state)
+    return True
