@@ -6,7 +6,6 @@ A delete is undecided until its queue proves empty under a hidden name. A sweep 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,8 +38,6 @@ from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, show_view
 from dropq.upkeep import reassembly
 from dropq.upkeep.deletion import private_store
-
-log = logging.getLogger("dropq")
 
 #: States whose messages keep a queue from being deleted.
 TO_WORK_ON = ("working", *UNSETTLED)

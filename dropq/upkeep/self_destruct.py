@@ -137,8 +137,7 @@ def _destroy(context: QueueContext) -> bool:
         return False
     _empty(gone)
     Carriers(gone).run()  # what goes to other file systems
-    is_kept = _has_messages(gone)
-    if is_kept:
+    if _has_messages(gone):
         store.unlink(gone.layout.alone)
         forget(root, context.layout.base, gone.layout.private, store)
         kept = f"{root.path}/{cut(context.name)}.deleted-{context.clock.now_ms()}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from enum import Flag, auto
+from functools import partial
 from typing import NamedTuple
 
 from dropq.carrier.passages import carrier_of, noting
@@ -442,6 +443,7 @@ def _destroy_alone(sweep: Sweep) -> None:
         sweep.report.destroyed += self_destruct.look(sweep.context)
 
 
+#: Steps of the whole sweep that consumers do, too: each second, or in their upkeep.
 _QUICK, _UPKEEP = When.WHOLE | When.SECOND, When.WHOLE | When.MINUTE
 
 STEPS = (
@@ -474,37 +476,33 @@ class RootStep(NamedTuple):
     what: str
     when: When
     counts: str
-    run: Callable[[RootContext, When], Iterator[int]]
+    run: Callable[[RootContext], Iterator[int]]
     ages: Mapping[str, tuple[int, ...]] = {}
 
 
-def _tidy(root: RootContext, when: When) -> Iterator[int]:
-    return deletion.tidy(root)
-
-
-def _tidy_views(root: RootContext, when: When) -> Iterator[int]:
+def _tidy_views(root: RootContext) -> Iterator[int]:
     from dropq.topics.views import tidy_views
 
     tidy_views(root)
     yield 0
 
 
-def _destroy_all_alone(root: RootContext, when: When) -> Iterator[int]:
+def _destroy_all_alone(root: RootContext) -> Iterator[int]:
     from dropq.upkeep import self_destruct
 
     return self_destruct.look_at_all(root)
 
 
-def _collect(root: RootContext, when: When) -> Iterator[int]:
-    again = ages.SIDECAR_PASSES if when is When.MINUTE else 0
+def _collect(root: RootContext, again: int = 0) -> Iterator[int]:
     return collect(root.layout.path, root.layout.meta, Storage(), root.clock, again=again)
 
 
 ROOT_STEPS = (
-    RootStep("queues of the dead", _UPKEEP, "ephemeral", _tidy, {"`.NAME.deleting-*`": (ages.DEAD_MAKER,)}),
+    RootStep("queues of the dead", _UPKEEP, "ephemeral", deletion.tidy, {"`.NAME.deleting-*`": (ages.DEAD_MAKER,)}),
     RootStep("views that are gone", When.WHOLE, "ephemeral", _tidy_views, {"`ROOT/.dropq/views/": (ages.DEAD_MAKER,)}),
     RootStep("queues that destroy themselves", When.MINUTE, "destroyed", _destroy_all_alone),
-    RootStep("sidecars", _UPKEEP, "sidecars", _collect, {"sidecars": (ages.SIDECAR, ages.SIDECAR_PASSES)}),
+    RootStep("sidecars", When.WHOLE, "sidecars", _collect, {"sidecars": (ages.SIDECAR, ages.SIDECAR_PASSES)}),
+    RootStep("sidecars", When.MINUTE, "sidecars", partial(_collect, again=ages.SIDECAR_PASSES)),
 )
 
 
@@ -515,6 +513,6 @@ def run_of_root(
     for step in ROOT_STEPS:
         if step.when & when:
             with passing(step.what):
-                for count in step.run(root, when):
+                for count in step.run(root):
                     setattr(report, step.counts, getattr(report, step.counts) + count)
                     yield

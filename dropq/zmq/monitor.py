@@ -5,7 +5,6 @@ A thread counts, and takes at most a tenth of the time for it: the loop that del
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from dropq.zmq import wire
 from dropq.zmq.consumers import Consumers
 from dropq.zmq.producers import Producers
 from dropq.zmq.sockets import Peer, Socket, answered, received
-
-log = logging.getLogger("dropq")
 
 #: How many times as long as a count takes it is used.
 SHARE = 10
