@@ -562,6 +562,9 @@ class Bundle:
                     return self._commit()
         except OSError as error:
             raise storage_error(error, "what was not read is left, once the message is settled") from error
+        except ValueError:  # RACE: a signal handler settled the message, and closed its body: no record comes any more
+            if not hand.file.closed:
+                raise
         if not hand.open:
             self._commit()
 

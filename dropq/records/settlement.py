@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import IO, Any, NamedTuple, Unpack, cast
@@ -76,11 +77,23 @@ class RecordSettlement(Settlement):
         self._lease = lease
         self._bundle_mark = names.random_hex(names.BUNDLE_MARK)
 
+    @contextmanager
+    def _frozen(self, claim: Claim) -> Iterator[None]:
+        """Let no record be taken or settled in the block, which settles the message."""
+        with self.hand.frozen():
+            try:
+                yield
+            except ValueError as error:
+                if not self.hand.file.closed:
+                    raise
+                # RACE: a signal handler settled the message, and closed its body.
+                raise LeaseLost(lost(self.context, claim)) from error
+
     # -- the verbs of the message --------------------------------------------------------------------------------
 
     def archive(self, claim: Claim, *, later: dict[str, None] | None = None) -> Location:
         """Acknowledge what is not settled otherwise."""
-        with self.hand.frozen():
+        with self._frozen(claim):
             if self._is_changed(claim):
                 return self._claims.set_changed_aside(claim)
             if not self.hand.others:
@@ -91,26 +104,26 @@ class RecordSettlement(Settlement):
 
     def give_back(self, claim: Claim, **how: Unpack[HowReturned]) -> Location:
         """Return what is left to target/, or to delayed/."""
-        with self.hand.frozen():
+        with self._frozen(claim):
             if not self.hand.is_settled:
                 return self._claims.give_back(claim, **how)
             return self._commit(claim, returned(self.context, claim, **how))
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
-        with self.hand.frozen():
+        with self._frozen(claim):
             return self.checkpoint(claim) if self.hand.is_settled else self._claims.release(claim, counted=counted)
 
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
-        with self.hand.frozen():
+        with self._frozen(claim):
             return self._commit(claim, Goes(naming.counted(self.context, claim, counted=False), "target"))
 
     def set_aside(
         self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
     ) -> Location:
         """Move what is left to error/, to expired/, or to the dead-letter queue."""
-        with self.hand.frozen():
+        with self._frozen(claim):
             if not self.hand.is_settled:
                 return self._claims.set_aside(claim, state, reason, details, cancel=cancel)
             name = naming.counted(self.context, claim, cancel=cancel)
@@ -129,7 +142,7 @@ class RecordSettlement(Settlement):
             first: the number of the first record.
         """
         number, place = at
-        with self.hand.frozen():
+        with self._frozen(claim):
             if self._is_changed(claim):
                 return self._claims.set_changed_aside(claim)
             name = naming.counted(self.context, claim, counted=False)
@@ -187,10 +200,7 @@ class RecordSettlement(Settlement):
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""
-        try:
-            return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
-        except ValueError as closed:  # RACE: a signal handler settled the message, and closed its body
-            raise LeaseLost(lost(self.context, claim)) from closed
+        return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""

@@ -20,6 +20,7 @@ from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageErr
 from dropq.format import names
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.settlement import Claims
+from dropq.queue import message as message_module
 from dropq.queue.message import Bundle, Record, extend_all
 from dropq.records import settlement
 from dropq.records.hand import Hand
@@ -512,23 +513,40 @@ def test_a_bundle_whose_lease_another_process_renewed_is_acknowledged_with_other
     assert processed(queue) == 1
 
 
+@pytest.mark.parametrize(("where", "step"), [(Hand, "is_changed"), (settlement.RecordSettlement, "_copy")])
 def test_a_verb_that_a_signal_handler_overtakes_finds_its_claim_lost(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, where: type, step: str
 ) -> None:
     queue.send(lines(1, 2), type="text")
     message = take(queue)
     next(message.records()).ack()
-    look = Hand.is_changed
+    done = getattr(where, step)
 
-    def interrupted(hand: Hand, path: str) -> bool:
-        monkeypatch.setattr(Hand, "is_changed", look)
+    def interrupted(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(where, step, done)
         message.nack(delay=0)
-        return look(hand, path)
+        return done(*args, **how)
 
-    monkeypatch.setattr(Hand, "is_changed", interrupted)
+    monkeypatch.setattr(where, step, interrupted)
     with pytest.raises(LeaseLost):
-        message.ack()
+        message.release()
     assert acked(records(queue)) == [(2, b"2")]
+
+
+def test_a_bundle_that_a_signal_handler_settles_as_it_is_to_be_cut_has_no_records(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(lines(1, 2), type="text")
+    died(take(queue))
+    message, middle = take(queue), message_module._middle
+
+    def interrupted(*args: Any) -> Any:
+        message.nack(delay=0)
+        return middle(*args)
+
+    monkeypatch.setattr(message_module, "_middle", interrupted)
+    assert list(message.records()) == []
+    assert queue.counts()["target"] == 1
 
 
 @pytest.mark.parametrize(
