@@ -13,6 +13,8 @@ DEAD_MAKER = MINUTE
 DEAD_SUBSCRIBER = HOUR
 #: Who hands out a barrier, or ends one; a sweep takes no policy lock.
 DEAD_SHARER = MINUTE
+#: Who puts parts together, where no lock shows whether it lives.
+DEAD_WRITER = MINUTE
 #: The driver of a committed job: consumers send the rest of it.
 DEAD_DRIVER = 5_000
 #: A job that was never committed.

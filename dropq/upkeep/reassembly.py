@@ -35,7 +35,7 @@ from dropq.format.credits import may_have_via
 from dropq.format.layout import STATES, WITH_REASON
 from dropq.format.names import Name
 from dropq.format.staged import ALIVE, BACK, DRAFT, DROPPED, reassembled_from
-from dropq.lifecycle import credits, naming
+from dropq.lifecycle import ages, credits, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sending import into_target
 from dropq.queue.message import Message
@@ -48,8 +48,6 @@ from dropq.storage.mounts import was_brought_back
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds without a change of the draft after which a process that has no sign of life counts as dead.
-IDLE_AGE = 60_000
 #: Empty lines that are written at a time.
 GAP = 1 << 16
 #: Empty lines, rows or frames that a whole has at most: anybody who sends may write any number into a name.
@@ -315,7 +313,7 @@ def _may_live(context: QueueContext, sign: str, folder: str) -> bool:
     if reading.exists(sign):
         return not liveness.is_dead(*os.path.split(sign))
     paths = [path for path in (folder, f"{folder}/{DRAFT}") if reading.exists(path)]
-    return any(context.age_ms(path) < IDLE_AGE for path in paths)
+    return any(context.age_ms(path) < ages.DEAD_WRITER for path in paths)
 
 
 def _settle(context: QueueContext, folder: str, state: str) -> None:

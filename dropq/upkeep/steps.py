@@ -457,7 +457,7 @@ STEPS = (
     Step("claims without a lease", When.WHOLE, _return_unleased, ends=True),
     Step("claims of other programs", When.WHOLE, _return_foreign, ends=True),
     Step("jobs", _UPKEEP, sweep_jobs, {"jobs": (ages.JOB,), "`ledger/`": (ages.LEDGER, ages.EPOCH)}),
-    Step("parts that are put together", _UPKEEP, _sweep_reassembly),
+    Step("parts that are put together", _UPKEEP, _sweep_reassembly, {"`reassembly/": (ages.DEAD_WRITER,)}),
     Step("what goes to other file systems", _UPKEEP, _carry),
     Step("what its filter does not match", _UPKEEP, _drop_unwanted, of_full=True),
     Step("its history", _UPKEEP, _prune, of_full=True),  # before what needs room on the disk, as it makes some
