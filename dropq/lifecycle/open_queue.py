@@ -107,7 +107,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     with error_context(f"queue {name} cannot be opened"):
         reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
     config = load_queue(name, root.config, root.layout.config_file, layout)
-    store = storage_of(config).at(layout.base)
+    store = storage_of(config, layout.base)
     sidecars = Sidecars(
         root.layout.meta,
         store,
@@ -174,10 +174,10 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
     refuse_links(layout.private_folders)
 
 
-def storage_of(config: QueueConfig) -> Storage:
-    """Return what writes as a queue's configuration says."""
+def storage_of(config: QueueConfig, base: str | None = None) -> Storage:
+    """Return what writes as a queue's configuration says, and never makes the folder `base`."""
     group = _group_number(config.group)
-    return Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
+    return Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group, base=base)
 
 
 def _group_number(group: int | str | None) -> int | None:
