@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -798,6 +799,23 @@ def test_a_part_that_another_process_takes_first_keeps_the_others_apart(make: Ma
     assert f"somebody else took {taken[0]} out of error/ first" in outcome.detail
     assert (queue.counts()["error"], queue.counts()["target"]) == (3, 1)
     assert records_of(queue) == [b"1", b"2", b"4", b"5", b"6"]
+
+
+def test_two_at_once_and_a_sweep_that_takes_them_for_dead_lose_and_double_no_record(make: Make) -> None:
+    queue = make()
+    for _ in range(20):
+        scattered(queue)
+        with mock.patch.object(reassembly, "_may_live", return_value=False):
+            acts = [lambda: list(queue.requeue([ID], whole=True))] * 2 + [queue.sweep]
+            threads = [threading.Thread(target=act) for act in acts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            queue.sweep()
+        assert records_of(queue) == [b"1", b"2", b"4", b"5", b"6"]
+        queue.purge(state="error")
+        queue.purge(state="target")
 
 
 def test_what_is_together_waits_and_keeps_its_queue_while_its_parts_are_still_there(make: Make) -> None:
