@@ -27,7 +27,7 @@ demo: $(STAMP) ## show the main job on real input, ending in an accounting of ev
 	@$(RUN) examples/demo.py
 
 # The four kinds of tests, two files at a time.
-test: $(STAMP) ## run the tests that a change breaks first (ARGS="-k lease" chooses some, ARGS="-m ''" takes those of all kinds)
+test: $(STAMP) ## run the tests but those of the next three (ARGS="-k lease" chooses some, ARGS="-m ''" runs those of all kinds)
 	@$(PYTEST) -n 2 --dist loadfile -m "not (spark or papers or crashes)" $(ARGS)
 
 crashes: $(STAMP) ## run the tests in which processes die and calls fail, one after the other, and short storms
@@ -39,7 +39,7 @@ papers: $(STAMP) ## run what the papers and the examples show
 test-spark: $(STAMP) ## run the tests with Spark
 	@$(PYTEST) -n 2 --dist loadfile -m spark $(ARGS)
 
-test-cluster: $(STAMP) ## run those on a Spark cluster of a master and two workers, which are part of make test-spark too
+test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test-spark too
 	@$(RUN) -m pytest -m cluster $(ARGS)
 
 test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and power cuts, in user-mode-linux

@@ -116,7 +116,8 @@ def beginning(body_format: str, head: bytes, following: bytes) -> bytes:
 def pack(body_format: str, records: Iterable[bytes], *, head: bytes | None = None) -> bytes:
     """Return the body that these records make; each was checked, and an empty one is a number without a record.
 
-    A long body is packed in pieces, of which only the first has a head: b"" for nothing, None for the others.
+    A long body is packed in pieces, and only its first piece has a head. `head` is b"" where the format has none, and
+    None for the later pieces.
     """
     if body_format == "frames":
         return b"".join([part for record in records for part in (LENGTH.pack(len(record)), record)])

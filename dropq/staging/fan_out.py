@@ -593,7 +593,7 @@ class _Mover:
 
 
 def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[[], int]) -> str:
-    """Return why a part is left to whoever staged it; "" if it may be moved. `whose` says who owns files made there."""
+    """Return why a sweep leaves a part to its owner; "" if it moves it. `whose` returns who owns files made there."""
     identity = identity_of(context.layout, token)
     if identity is None or is_named(context, identity):
         return ""

@@ -502,22 +502,22 @@ def parse_toml(text: str) -> dict[str, object]:
 
 def changed_ms(path: str, *, gone: int | None = None) -> int:
     """Return when a file was last renamed or changed, its ctime in ms; `gone`, if given, for a missing one."""
-    try:
-        return os.lstat(path).st_ctime_ns // 1_000_000
-    except FileNotFoundError:
-        if gone is None:
-            raise
-        return gone
+    return _ms_of(path, "st_ctime_ns", gone)
 
 
 def written_ms(path: str, *, gone: int | None = None) -> int:
     """Return when a file's content was last written: its mtime; otherwise as `changed_ms`."""
+    return _ms_of(path, "st_mtime_ns", gone)
+
+
+def _ms_of(path: str, time: str, gone: int | None) -> int:
     try:
-        return os.lstat(path).st_mtime_ns // 1_000_000
+        found: int = getattr(os.lstat(path), time)
     except FileNotFoundError:
         if gone is None:
             raise
         return gone
+    return found // 1_000_000
 
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
