@@ -20,7 +20,7 @@ from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, words
 from dropq.policies.selectors import REMOVED
-from dropq.routing.looks import all_credits, idle_credits
+from dropq.routing.credit_audit import all_credits, idle_credits
 from dropq.routing.outlook import Outlook
 from dropq.routing.plans import missing
 from dropq.routing.registry import removed_in
@@ -153,7 +153,7 @@ def _lost_credits(context: QueueContext, now: int) -> Iterator[Finding]:
         idle = set(idle_credits(context))
         damaged = {via for via, said in all_credits(context.layout) if said is None}
     except OSError:
-        return  # a link among them, or a closed folder, is a finding of its own, and makes every look void
+        return  # a link among them, or a closed folder, is a finding of its own, and makes every audit void
     for token in sorted({via.token for via in idle}):
         for entry in entries(f"{context.layout.credits}/{token}", now):
             via = Via(token, entry.name)

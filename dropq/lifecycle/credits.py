@@ -70,7 +70,7 @@ def find(root: RootLayout, via: Via) -> Credit | None:
 
 
 def free(context: QueueContext, file: str) -> None:
-    """Remove the credits under which a message came that was settled; what cannot be removed now, a look removes."""
+    """Remove the credits under which a message came that was settled; what cannot be removed now, an audit removes."""
     if (via := via_of(file)) is not None:
         free_under(context, via, file)
 
@@ -81,7 +81,7 @@ def free_under(context: QueueContext, via: Via, file: str) -> None:
         for under in _remove(context, via, file):
             _remove(context, under, file)
     except OSError as error:
-        log.info("a credit of %s is free only after a look: %s", file, describe(error))
+        log.info("a credit of %s is free only after an audit: %s", file, describe(error))
 
 
 def _remove(context: QueueContext, via: Via, file: str) -> tuple[Via, ...]:

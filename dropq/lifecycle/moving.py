@@ -298,7 +298,7 @@ class Moves:
         Args:
             folder: the folder that it is in.
             via: the credit under which it had come there; None if it had come under none. From another file system the
-                message comes back under none, as no look would find it on its way: this credit is freed.
+                message comes back under none, as no audit would find it on its way: this credit is freed.
             copied: whether its copies were made there before it was moved.
         """
         name = self._sidecars.file(filename, folder).name.unmarked
@@ -530,7 +530,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
             context.storage.place(path, f"{context.layout.target}/{own_name}")
         return
-    credits.free(context, own_name)  # before the last trace is gone: nobody would free them after a crash but a look
+    credits.free(context, own_name)  # before the last trace is gone: nobody would free them after a crash but an audit
     if end == "unlink" or not context.config.history:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
             context.storage.discard(path, make_folder(context, context.layout.private))

@@ -1,8 +1,8 @@
 """The mover: what the selectors of a queue do with a message that waits in it.
 
 A MOVE spends a credit, a file that it makes first, and then renames the message into the other queue's target/: a crash
-leaves the message in one of the two, and at worst a credit too many, which a look removes. A COPY is a commit of many,
-as the distribution of a topic is. A BOUNCE is one rename. A message that no selector takes now stays where it is.
+leaves the message in one of the two, and at worst a credit too many, which an audit removes. A COPY is a commit of
+many, as the distribution of a topic is. A BOUNCE is one rename. A message that no selector takes now stays where it is.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ class Mover:
         return not gone
 
     def _give_back(self, via: Via) -> None:
-        """Remove the credit of a message that was not moved; what cannot be removed now, a look removes."""
+        """Remove the credit of a message that was not moved; what cannot be removed now, an audit removes."""
         try:
             credits.give_back(self._context, via)
         except OSError as error:
-            log.info("queue %s: credit %s is free only after a look: %s", self._context.name, via, describe(error))
+            log.info("queue %s: credit %s is free only after an audit: %s", self._context.name, via, describe(error))
 
     # -- copy --------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.selectors import InUse
-from dropq.routing.looks import all_credits, vias_in
+from dropq.routing.credit_audit import all_credits, vias_in
 from dropq.routing.plans import Plan, Planner
 
 #: Why a selector takes no more, though it has a credit now.

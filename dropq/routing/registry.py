@@ -30,7 +30,7 @@ from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, words
 from dropq.policies.lock import PolicyLock
-from dropq.routing.looks import APART, Looks, all_credits
+from dropq.routing.credit_audit import AUDIT_INTERVAL, CreditAudit, all_credits
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.storage.watch import Watch
@@ -183,7 +183,7 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
             there = ", ".join(selectors.names_in(context)) or "it has none"
             raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
     with context.error_context("the selector takes nothing more, and a sweep returns what it moved"):
-        looks, until, said = Looks(context), time.monotonic() + patience, set[str]()
+        audit, until, said = CreditAudit(context), time.monotonic() + patience, set[str]()
         watch = Watch(leaving=_folders_of(context, name))  # a credit leaves as its message is settled
         while not (state := finish(context, name)).is_gone:
             for why in state.waits.keys() - said:
@@ -191,8 +191,8 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
                 log.warning("selector %s: %d messages wait: %s", name, state.waits[why], why)
             if time.monotonic() >= until:
                 return False
-            looks.run()
-            watch.wait(APART)
+            audit.run()
+            watch.wait(AUDIT_INTERVAL)
     return True
 
 
@@ -277,7 +277,7 @@ def _folders_of(context: QueueContext, name: str) -> list[str]:
 def return_from(context: QueueContext, folder: str, file: str) -> bool:
     """Return a message that a selector moved into a queue to where it came from, and remove its credit.
 
-    A crash in between leaves a credit without a message, which a look removes.
+    A crash in between leaves a credit without a message, which a credit audit removes.
 
     Returns:
         Whether it is back; False where it came under no credit, or what spent the credit is gone.
@@ -357,8 +357,8 @@ def _bring_back(
 def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
     """Hold the policy lock of the queue under whose credit a message comes back; yield False if it cannot be had.
 
-    RACE: with a look at that queue, which lists messages, credits, and messages again: what came nearer meanwhile could
-    be in none of the three.
+    RACE: with an audit of that queue, which lists messages, credits, and messages again: what came nearer meanwhile
+    could be in none of the three.
     """
     owner = credits.queue_of(context.root.layout, below[0].token) if below else None
     if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:

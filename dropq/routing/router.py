@@ -26,7 +26,7 @@ from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay
-from dropq.routing.looks import Looks
+from dropq.routing.credit_audit import CreditAudit
 from dropq.routing.mover import Mover
 from dropq.routing.registry import finish_removed
 from dropq.storage import reading
@@ -74,7 +74,7 @@ class Router:
             deadline=partial(lease_end, context.clock, LEASE),
         )
         self._mover = Mover(context)
-        self._looks = Looks(context)
+        self._audit = CreditAudit(context)
         self._carriers = Carriers(context)
         self._looks_at_all = 0.0
         self._rest: deque[MessageFile] | None = None
@@ -129,18 +129,18 @@ class Router:
             if known.are_removed:
                 finish_removed(self._context)
             if known.are_removed or (may_move and known.out_of_credit):
-                self._run_looks(self._looks.run)
+                self._run_audit(self._audit.run)
             may_take = not known.for_waiting or known.may_take
         if not may_move or (not may_take and time.monotonic() < self._looks_at_all):
             return
         self._look_at_each(stopped)
 
     def find_credits(self) -> int:
-        """Return how many credits without a message were found and removed: this looks twice, a second apart."""
+        """Return how many credits without a message were found and removed: this audits twice, a second apart."""
         with self._context.error_context(UNTOUCHED):
-            return self._run_looks(self._looks.run_twice) if self._mover.selectors.out_of_credit else 0
+            return self._run_audit(self._audit.run_twice) if self._mover.selectors.out_of_credit else 0
 
-    def _run_looks(self, run: Callable[[], int]) -> int:
+    def _run_audit(self, run: Callable[[], int]) -> int:
         try:
             return run()
         except (OSError, DropqError) as error:  # no reason not to route; `dropq sweep` says it, too

@@ -238,7 +238,7 @@ class Routers:
         return True
 
     def find_credits(self) -> int:
-        """Return how many credits without a message were found and removed: this looks twice, a second apart."""
+        """Return how many credits without a message were found and removed: this audits twice, a second apart."""
         found = 0
         for address, service in list(self._services.items()):
             try:

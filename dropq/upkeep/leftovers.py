@@ -108,7 +108,7 @@ def _remove_unfinished(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 def _clear_credits(context: QueueContext, folder: os.DirEntry[str]) -> int:
     """Remove unfinished files beside the credits of a token; remove the folder if no selector has the token any more.
 
-    No credit is removed: that is for a look.
+    No credit is removed: that is for a credit audit.
     """
     is_link = os.path.islink(context.layout.credits) or not folder.is_dir(follow_symlinks=False)
     if is_link or not is_token(folder.name):

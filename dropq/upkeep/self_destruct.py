@@ -31,7 +31,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.reasons import Reasons
 from dropq.policies import selectors
 from dropq.routing import registry
-from dropq.routing.looks import all_credits
+from dropq.routing.credit_audit import all_credits
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe

@@ -313,11 +313,11 @@ def _sweep_credits(sweep: Sweep) -> None:
     context, report = sweep.context, sweep.report
     if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
         return
-    from dropq.routing.looks import Looks
+    from dropq.routing.credit_audit import CreditAudit
     from dropq.routing.registry import finish_removed
 
     report.credits += finish_removed(context)
-    report.credits += Looks(context).run_twice()
+    report.credits += CreditAudit(context).run_twice()
     report.credits += finish_removed(context)
 
 

@@ -22,7 +22,7 @@ from helpers import AT_ONCE, base, drop, timed, where
 from dropq import DropqError, Queue, Root, work
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle.known_queues import marks_in
-from dropq.routing import Routers, looks
+from dropq.routing import Routers, credit_audit
 from dropq.routing.serve import Taken
 from dropq.upkeep.sweep import QuickSweep
 
@@ -157,7 +157,7 @@ def test_a_bad_file_ends_nothing_and_stops_nobody_else(
     shutil.copytree(pattern, path, symlinks=True)
     file = next(path.glob(name), path / name)
     content = FILES[name] or file.read_text()
-    monkeypatch.setattr(looks, "APART", 0.0)
+    monkeypatch.setattr(credit_audit, "AUDIT_INTERVAL", 0.0)
 
     def attempt() -> list[str]:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -19,7 +19,7 @@ from dropq.carrier import lists
 from dropq.carrier.passages import Carriers, Passage
 from dropq.cli import main as cli
 from dropq.lifecycle import credits, transfers
-from dropq.routing.looks import Looks, idle_credits
+from dropq.routing.credit_audit import CreditAudit, idle_credits
 from dropq.storage import reading
 
 
@@ -91,7 +91,7 @@ def test_no_look_frees_the_credit_of_a_message_on_its_way(
     assert "has no credit left of 1: there holds 1 message" in waiting.detail
     take(orders).ack()
     assert idle_credits(orders.context) == []
-    assert Looks(orders.context).run_twice() == 0
+    assert CreditAudit(orders.context).run_twice() == 0
     orders.sweep()
     assert (orders.in_transit(), bodies(there), spent(orders)) == ({}, [b"a"], 1)
     take(there).ack()

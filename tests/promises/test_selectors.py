@@ -27,7 +27,7 @@ from dropq.lifecycle.credits import spent
 from dropq.lifecycle.settlement import Claims
 from dropq.policies import selectors
 from dropq.routing import Serving, mover, registry, router
-from dropq.routing.looks import Looks
+from dropq.routing.credit_audit import CreditAudit
 from dropq.routing.router import Router
 from dropq.storage import reading
 from dropq.storage.reading import RESERVED_MODE
@@ -1107,7 +1107,7 @@ def test_no_credit_is_freed_while_the_queue_that_it_was_spent_for_is_away(root: 
         source.send(body)
     assert source.route() == {"on": 2}
     folder = away(goal)
-    assert Looks(source.context).run_twice() == 0
+    assert CreditAudit(source.context).run_twice() == 0
     source.sweep()
     assert (source.route(), granted(source)) == ({}, {"on": 2})
     folder.rename(goal.layout.home)
@@ -1121,7 +1121,7 @@ def test_a_queue_that_took_the_name_of_another_is_missed_too_while_it_is_away(ro
     source.send("1")
     assert source.route() == {"on": 1}
     away(goal)
-    assert Looks(source.context).run_twice() == 0
+    assert CreditAudit(source.context).run_twice() == 0
     assert granted(source) == {"on": 1}
 
 
@@ -1138,7 +1138,7 @@ def test_a_disk_that_is_away_keeps_no_credit_of_another_queue(root: Root, tmp_pa
     for file in files(Path(goal.layout.target)):
         os.unlink(f"{goal.layout.target}/{file}")  # by hand: its credit is lost
     freed = granted(source)["on"]
-    assert Looks(source.context).run_twice() == freed == 1
+    assert CreditAudit(source.context).run_twice() == freed == 1
     assert granted(source) == {"on": 0, "far": 1}
 
 
@@ -1147,7 +1147,7 @@ def test_credits_are_freed_once_the_queue_that_they_were_spent_for_is_deleted(ro
     source.send("1")
     source.route()
     goal.root.delete_queue("goal", force=True)
-    assert Looks(source.context).run_twice() == 1
+    assert CreditAudit(source.context).run_twice() == 1
     assert granted(source) == {"on": 0}
 
 
@@ -1159,7 +1159,7 @@ def test_credits_are_freed_after_a_delete_that_died_once_it_was_decided(root: Ro
     with died, pytest.raises(KeyboardInterrupt):
         root.delete_queue("goal", force=True)
     assert not Path(root.path, "goal").exists()
-    assert Looks(source.context).run_twice() == 1
+    assert CreditAudit(source.context).run_twice() == 1
     assert granted(source) == {"on": 0}
 
 

@@ -26,7 +26,7 @@ from dropq.format.credits import Via, via_of
 from dropq.lifecycle import credits
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.settlement import Claims
-from dropq.routing import looks, registry
+from dropq.routing import credit_audit, registry
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -100,7 +100,7 @@ def test_credits_below_that_nobody_frees_are_seen(tmp_path: Path, monkeypatch: p
             credits._remove(context, via, file)
 
     monkeypatch.setattr(credits, "free", own_alone)
-    monkeypatch.setattr(looks.Looks, "run", lambda self: 0)
+    monkeypatch.setattr(credit_audit.CreditAudit, "run", lambda self: 0)
     wrong = tried(tmp_path, "ack under two credits").wrong
     assert any("is spent on nothing" in line for line in wrong), wrong
 
@@ -123,7 +123,7 @@ def test_a_message_that_is_moved_before_its_credit_is_made_is_seen(
 
 
 def test_a_look_that_takes_each_credit_for_idle_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "_live", lambda *_: set())
+    monkeypatch.setattr(credit_audit, "_live", lambda *_: set())
     wrong = tried(tmp_path, "nack under two credits", meeting="a sweep", many=3).wrong
     assert any("is free, and" in line for line in wrong), wrong
 
@@ -154,8 +154,8 @@ def test_a_removed_selector_that_leaves_what_is_further_on_is_seen(
 @pytest.fixture
 def chained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Queue, Queue, Queue]:
     """Three queues, each with a selector of one credit to the next."""
-    monkeypatch.setattr(looks, "APART", 0.01)
-    monkeypatch.setattr(registry, "APART", 0.01)
+    monkeypatch.setattr(credit_audit, "AUDIT_INTERVAL", 0.01)
+    monkeypatch.setattr(registry, "AUDIT_INTERVAL", 0.01)
     root = timed(Root.create(tmp_path / "root", clock=Clock()), FRESH)
     first, second, third = (root.create_queue(name, durability="none") for name in ("first", "second", "third"))
     first.add_selector("on", to="second")

@@ -21,7 +21,7 @@ from helpers import other_file_system, until
 
 from dropq import LeaseLost, Message, Queue, QueueExists, Root, Unavailable
 from dropq.policies.lock import PolicyLock
-from dropq.routing import Router, Routers, Serving, looks, registry
+from dropq.routing import Router, Routers, Serving, credit_audit, registry
 from dropq.upkeep.sweep import QuickSweep
 from torture import mixture, rings
 from torture.account import body, look, name_of
@@ -38,8 +38,8 @@ from torture.graph_cases import (
 )
 from torture.table import Options, Row
 
-#: Seconds of the storm; seconds between two looks at credits in a short one.
-LONG, SHORT, APART = 30.0, 4.0, 0.1
+#: Seconds of the storm; seconds between two audits of credits in a short one.
+LONG, SHORT, AUDIT_INTERVAL = 30.0, 4.0, 0.1
 #: Messages that may wait at the start before senders pause.
 WAITING = 30
 #: What only the default selector takes says so in its name, and in a property.
@@ -80,7 +80,10 @@ def run(options: Options) -> Iterable[Row]:
         if place := other_file_system(options.folder):
             rows.append(storm_elsewhere(options.folder / "far", place, options.seed, LONG))
     else:
-        with mock.patch.object(looks, "APART", APART), mock.patch.object(registry, "APART", APART):
+        with (
+            mock.patch.object(credit_audit, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+            mock.patch.object(registry, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+        ):
             rows.append(storm(folder, options.seed, SHORT))
     return rows
 

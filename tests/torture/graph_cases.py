@@ -32,7 +32,7 @@ from dropq import DropqError, Message, NoSuchQueue, Queue, QueueExists, Root, Su
 from dropq.format.credits import HOPS_LIMIT
 from dropq.lifecycle import credits
 from dropq.lifecycle.moving import Moves
-from dropq.routing import looks, registry
+from dropq.routing import credit_audit, registry
 from dropq.staging import fan_out
 from torture import acts
 from torture.account import body, look, name_of, told
@@ -43,8 +43,8 @@ from torture.faults import UNDONE
 from torture.table import Row
 from torture.topic_cases import LAPSE, TIMING
 
-#: Seconds between the two looks that must find a credit without a message.
-APART = 0.01
+#: Seconds between the two audits that must find a credit without a message.
+AUDIT_INTERVAL = 0.01
 #: How often all is swept, or routed and drained, until nothing happens any more.
 ROUNDS = 24
 A, B, C = "first", "second", "third"
@@ -667,8 +667,8 @@ class GraphCases(acts.Acts[Case, Scene]):
     def mounted(self) -> Iterator[None]:
         with (
             super().mounted(),
-            mock.patch.object(looks, "APART", APART),
-            mock.patch.object(registry, "APART", APART),
+            mock.patch.object(credit_audit, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+            mock.patch.object(registry, "AUDIT_INTERVAL", AUDIT_INTERVAL),
             mock.patch.object(registry, "PATIENCE", 1.0),
         ):
             yield

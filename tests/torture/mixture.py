@@ -20,7 +20,7 @@ from unittest import mock
 from helpers import until
 
 from dropq import LeaseLost, Queue, Root, Unavailable
-from dropq.routing import Routers, Serving, looks, registry
+from dropq.routing import Routers, Serving, credit_audit, registry
 from dropq.upkeep.sweep import QuickSweep
 from torture.account import body, look, name_of
 from torture.crowd import Crowd, send_by_hand
@@ -30,8 +30,8 @@ from torture.table import Options, Row
 
 #: Seconds of the storm.
 LONG, SHORT = 60.0, 5.0
-#: Seconds between two looks at credits.
-APART = 0.1
+#: Seconds between two audits of credits.
+AUDIT_INTERVAL = 0.1
 #: Messages that may wait in a queue that is slow before publishers pause.
 WAITING = 30
 #: What no selector takes says so in its name, and in a property; so does what is urgent.
@@ -89,7 +89,10 @@ def storm(options: Options) -> Row:
     seconds = LONG if options.long else SHORT
     folder = options.folder / "mixture"
     folder.mkdir()
-    with mock.patch.object(looks, "APART", APART), mock.patch.object(registry, "APART", APART):
+    with (
+        mock.patch.object(credit_audit, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+        mock.patch.object(registry, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+    ):
         whole = Storm(folder, options.seed)
         whole.rage(seconds)
         root = Root(folder / "root")

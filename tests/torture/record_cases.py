@@ -27,7 +27,7 @@ from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Record
 from dropq.records.formats import pack
-from dropq.routing import looks, registry
+from dropq.routing import credit_audit, registry
 from dropq.staging import fan_out
 from torture import acts
 from torture.acts import Meeting
@@ -35,7 +35,7 @@ from torture.calls import Between, come_between
 from torture.cases import DAYS, Said
 from torture.crashes import Dying, Moment
 from torture.faults import UNDONE
-from torture.graph_cases import APART, Books
+from torture.graph_cases import AUDIT_INTERVAL, Books
 from torture.table import Row
 from torture.topic_cases import LAPSE, TIMING
 
@@ -381,7 +381,11 @@ class RecordCases(acts.Acts[Case, Scene]):
 
     @contextmanager
     def mounted(self) -> Iterator[None]:
-        with super().mounted(), mock.patch.object(looks, "APART", APART), mock.patch.object(registry, "APART", APART):
+        with (
+            super().mounted(),
+            mock.patch.object(credit_audit, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+            mock.patch.object(registry, "AUDIT_INTERVAL", AUDIT_INTERVAL),
+        ):
             yield
 
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:

@@ -10,14 +10,17 @@ from unittest import mock
 
 import pytest
 
-from dropq.routing import looks, registry
+from dropq.routing import credit_audit, registry
 from torture import graph, mixture, rings
 from torture.account import body
 from torture.table import Options, Row
 
 
 def test_each_message_is_settled_once_and_each_credit_comes_back_in_a_storm(tmp_path: Path) -> None:
-    with mock.patch.object(looks, "APART", graph.APART), mock.patch.object(registry, "APART", graph.APART):
+    with (
+        mock.patch.object(credit_audit, "AUDIT_INTERVAL", graph.AUDIT_INTERVAL),
+        mock.patch.object(registry, "AUDIT_INTERVAL", graph.AUDIT_INTERVAL),
+    ):
         row = graph.storm(tmp_path, seed=1, seconds=graph.SHORT)
     assert row.wrong == []
     assert row.good and row.cases and row.kills

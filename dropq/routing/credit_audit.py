@@ -1,11 +1,11 @@
-"""Looks: which spent credits of a queue belong to no message any more, as a crash or a script left them.
+"""The credit audit: which spent credits of a queue belong to no message any more, as a crash or a script left them.
 
 A credit is live while its message lies, under it, in the queue that the credit names, or while a credit of that queue
 names it as one below its own, or while its message is on its way to that queue on another file system. A message goes
 from that way to the queue's folders, from these to its credits, and back: so they are listed in this order, and the
-folders again after the credits. What was not live in two looks, a second apart, is removed: that file alone.
+folders again after the credits. What was not live in two audits, a second apart, is removed: that file alone.
 
-Invariant: a look removes no credit of a message that is under way; at worst it leaves one that nobody needs.
+Invariant: an audit removes no credit of a message that is under way; at worst it leaves one that nobody needs.
 """
 
 from __future__ import annotations
@@ -36,78 +36,80 @@ log = logging.getLogger("dropq")
 Read = dict[Via, Credit]
 #: How many of them are remembered.
 REMEMBERED = 200_000
-#: Seconds between two looks, and between the two that must find a credit without a message.
-APART = 1.0
+#: Seconds between two audits, and between the two that must find a credit without a message.
+AUDIT_INTERVAL = 1.0
 
 
-class Looks:
-    """The looks at the credits of one queue, for one process.
+class CreditAudit:
+    """The audits of the credits of one queue, for one process.
 
     Args:
         context: the queue whose credits they are.
-        known: the looks at other queues that this process makes, by address.
+        known: the audits of other queues by this process, by address.
     """
 
-    def __init__(self, context: QueueContext, *, known: dict[str, Looks] | None = None) -> None:
+    def __init__(self, context: QueueContext, *, known: dict[str, CreditAudit] | None = None) -> None:
         self._context = context
         self._lock = PolicyLock(context)
         self._idle: dict[Via, float] = {}
-        self._looks_at = 0.0
+        self._due_at = 0.0
         self._known = {} if known is None else known
         self._known[context.name] = self
         self._read: Read = {}  # a credit never changes
 
     def run_twice(self) -> int:
-        """Look, and once more where that found credits without a message; return how many credits were removed."""
+        """Audit, and once more where that found credits without a message; return how many credits were removed."""
         removed = self.run()
-        if any(looks._idle for looks in self._known.values()):
+        if any(audit._idle for audit in self._known.values()):
             watch = Watch(self._context.layout.credits)
-            while (left := self._looks_at - time.monotonic()) > 0:
+            while (left := self._due_at - time.monotonic()) > 0:
                 watch.wait(left)
             removed += self.run()
         return removed
 
     def run(self) -> int:
-        """Look, unless the last look was less than `APART` ago; return how many credits were removed.
+        """Audit, unless the last audit was less than `AUDIT_INTERVAL` ago; return how many credits were removed.
 
-        What keeps a credit may be a credit of the next queue: so that queue is looked at first.
+        What keeps a credit may be a credit of the next queue: so that queue is audited first.
 
         Raises:
             OSError: a folder cannot be listed; nothing was removed.
         """
         began = time.monotonic()
-        if began < self._looks_at or not reading.exists(self._context.layout.credits):
+        if began < self._due_at or not reading.exists(self._context.layout.credits):
             return 0
-        self._looks_at = began + APART  # before the others: queues may send to each other
-        removed = sum(looks.run() for looks in self._further())
+        self._due_at = began + AUDIT_INTERVAL  # before the others: queues may send to each other
+        removed = sum(audit.run() for audit in self._further())
         with self._lock.held(lambda: None) as locked:
             if not locked:
                 return removed
             idle = {via: self._idle.get(via, began) for via in idle_credits(self._context, self._read)}
-            over = [via for via, since in idle.items() if began - since >= APART]
+            over = [via for via, since in idle.items() if began - since >= AUDIT_INTERVAL]
             for via in over:
                 credits.give_back(self._context, via)
         self._idle = {via: since for via, since in idle.items() if via not in over}
         if len(self._read) > REMEMBERED:
             self._read = {}
         now = time.monotonic()
-        self._looks_at = now + max(APART, self._context.timing.listing_share * (now - began))
+        self._due_at = now + max(AUDIT_INTERVAL, self._context.timing.listing_share * (now - began))
         return removed + len(over)
 
-    def _further(self) -> list[Looks]:
-        """Return the looks at the queues that messages went to, and that spend credits, too."""
-        further = list[Looks]()
+    def _further(self) -> list[CreditAudit]:
+        """Return the audits of the queues that messages went to, and that spend credits, too."""
+        further = list[CreditAudit]()
         present = all_credits(self._context.layout, self._read)  # before the lock: what is read now is known then
         for address in sorted({said.to for _, said in present if said is not None}):
             layout = credits.layout_of(self._context.root.layout, address)
             if layout is None or not reading.exists(layout.credits):
                 continue
             try:
-                looks = self._known.get(address) or Looks(open_queue(self._context.root, address), known=self._known)
+                audit = self._known.get(address) or CreditAudit(
+                    open_queue(self._context.root, address), known=self._known
+                )
             except DropqError as error:
                 log.info("the credits of %s are not looked at: %s", address, error)
             else:
-                further.append(looks)
+                further.append(audit)
         return further
 
 
