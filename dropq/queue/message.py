@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dropq.api import Queue
     from dropq.format.staged import OwnPart
     from dropq.queue.sender import Sent
-    from dropq.records.hand import Hand
+    from dropq.records.record_cursor import RecordCursor
 
 #: The shortest lease, in seconds: names tell deadlines in milliseconds.
 LEAST_LEASE = 0.001
@@ -419,7 +419,7 @@ class Record:
         Raises:
             LeaseLost: it was settled before, or its bundle is not held any more.
         """
-        if not self._bundle.hand.ack(self.number):
+        if not self._bundle.cursor.ack(self.number):
             self._bundle.refuse(self)
 
     def nack(self, delay: Duration | None = None) -> None:
@@ -450,7 +450,7 @@ class Record:
         self._settle("reject", None, reason, details)
 
     def _settle(self, verb: str, delay: float | None, reason: str = "", details: Mapping[str, object] = {}) -> None:
-        from dropq.records.hand import Fate
+        from dropq.records.record_cursor import Fate
 
         try:
             json.dumps([reason, details])
@@ -459,7 +459,7 @@ class Record:
         if self._bundle.settles_whole:
             return self._bundle.fail_whole(self, reason or verb, details)
         fate = Fate(verb, delay, reason, details)
-        if not self._bundle.hand.settle(self.number, self.data, fate):
+        if not self._bundle.cursor.settle(self.number, self.data, fate):
             self._bundle.refuse(self)
         self._bundle.note_failure()
 
@@ -467,7 +467,7 @@ class Record:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.number not in self._bundle.hand.open:
+        if self.number not in self._bundle.cursor.open:
             return  # settled inside
         if error is None:
             self.ack()
@@ -508,7 +508,7 @@ class Bundle:
         self._checkpoint = checkpoint
         self._columns: list[str] | None = None
         self._settlement = message._records
-        self.hand = self._open(wanted) if self._settlement is None else self._settlement.hand
+        self.cursor = self._open(wanted) if self._settlement is None else self._settlement.cursor
         self._began = time.monotonic()
         self._due_at = self._due() if checkpoint is not None else float("inf")
         claim = message._claim
@@ -516,23 +516,23 @@ class Bundle:
         if self._settlement is None and claim is not None and isinstance(message._settlement, Claims):
             if lease is None and claim.deadline:
                 lease = max(claim.deadline - message.context.clock.now_ms(), 1) / 1000
-            message._records = self._settlement = RecordSettlement(message._settlement, self.hand, lease)
+            message._records = self._settlement = RecordSettlement(message._settlement, self.cursor, lease)
 
-    def _open(self, wanted: str | None) -> Hand:
+    def _open(self, wanted: str | None) -> RecordCursor:
         from dropq.records.formats import format_of
-        from dropq.records.hand import Hand
         from dropq.records.reader import BLOCK
+        from dropq.records.record_cursor import RecordCursor
 
         name = self.message._name
         body_format = format_of(name.type, wanted)
         file = self.message._reading(partial(reading.open_body, buffering=BLOCK))
         with error_context("the message is still held"):
-            return Hand(file, body_format, first=name.begins, max_bytes=self._config.max_record_bytes)
+            return RecordCursor(file, body_format, first=name.begins, max_bytes=self._config.max_record_bytes)
 
     @property
     def failures(self) -> int:
         """How many of its records have failed until now."""
-        return self._failed_before + self.hand.failed
+        return self._failed_before + self.cursor.failed
 
     @property
     def parts(self) -> list[OwnPart]:
@@ -541,44 +541,44 @@ class Bundle:
 
     def _due(self) -> float:
         speed = self.message.context.storage.copy_speed
-        return self._began + max(self._checkpoint or 0.0, SHARE * self.hand.size / speed)
+        return self._began + max(self._checkpoint or 0.0, SHARE * self.cursor.size / speed)
 
     # -- taking records ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Record]:
         """Yield each record; settle the message once all were taken and settled."""
-        hand, take, now, new = self.hand, self.hand.take, time.monotonic, object.__new__
+        cursor, take, now, new = self.cursor, self.cursor.take, time.monotonic, object.__new__
         is_held = self.message.held or isinstance(self.message, SettledMessage)
         try:
-            if hand.is_fresh and self._cut():
+            if cursor.is_fresh and self._cut():
                 return
             while (raw := take()) is not None:
                 if not is_held:
-                    hand.open.clear()
+                    cursor.open.clear()
                 record = new(Record)  # a call of the class takes half as long again
                 record._bundle, record.number, record.data = self, raw[0], raw[3]
                 yield record
-                if now() >= self._due_at and not hand.open and self._settlement is not None:
+                if now() >= self._due_at and not cursor.open and self._settlement is not None:
                     return self._commit()
         except OSError as error:
             raise storage_error(error, "what was not read is left, once the message is settled") from error
         except ValueError:  # RACE: a signal handler settled the message, and closed its body: no record comes any more
-            if not hand.file.closed:
+            if not cursor.file.closed:
                 raise
-        if not hand.open:
+        if not cursor.open:
             self._commit()
 
     def _commit(self) -> None:
         """Settle the message as its records say; what is left waits, or goes to error/."""
-        message, hand = self.message, self.hand
+        message, cursor = self.message, self.cursor
         if self._settlement is None:
             return self._settle_whole()
         if not message.held:
             return
-        if self.failures >= self._config.max_record_failures and (hand.open or hand.next is not None):
+        if self.failures >= self._config.max_record_failures and (cursor.open or cursor.next is not None):
             detail = f"{self.failures} of its records failed: that many are allowed by max_record_failures"
             message._set_aside("error", "too_many_records", {"detail": detail})
-        elif hand.next is not None and (problem := hand.unreadable) is not None:
+        elif cursor.next is not None and (problem := cursor.unreadable) is not None:
             message._set_aside("error", "unreadable", {"detail": str(problem), "record": problem.number})
         else:
             message._settle(self._settlement.checkpoint)
@@ -590,8 +590,8 @@ class Bundle:
 
     def _settle_whole(self) -> None:
         """Acknowledge a message whose records cannot be settled one by one."""
-        self.hand.file.close()
-        is_settled, problem = isinstance(self.message, SettledMessage), self.hand.unreadable
+        self.cursor.file.close()
+        is_settled, problem = isinstance(self.message, SettledMessage), self.cursor.unreadable
         if problem is not None and not is_settled:
             self.message.reject(str(problem))
         elif self.message.held or is_settled:
@@ -601,7 +601,7 @@ class Bundle:
 
     def fail_whole(self, record: Record, reason: str, details: Mapping[str, object]) -> None:
         """Fail a message whose records cannot be settled one by one; what was delivered at most once cannot fail."""
-        with nullcontext() if isinstance(self.message, SettledMessage) else self.hand.frozen():
+        with nullcontext() if isinstance(self.message, SettledMessage) else self.cursor.frozen():
             self.message.fail(f"record {record.number}: {reason}", **details)
 
     def _cut(self) -> bool:
@@ -613,9 +613,9 @@ class Bundle:
         name = message._name
         if not name.died:
             return False
-        if (middle := _middle(message, self.hand, self._config.max_record_bytes)) is None:
+        if (middle := _middle(message, self.cursor, self._config.max_record_bytes)) is None:
             return False
-        if self.hand.next is None:  # asked for last, as it reads the head, with which the later half begins
+        if self.cursor.next is None:  # asked for last, as it reads the head, with which the later half begins
             return False
         message._settle(partial(self._settlement.cut, at=middle, first=name.begins))
         log.info("message %s is cut in two: %d of its holders died or lost it", message.id, name.died)
@@ -625,7 +625,7 @@ class Bundle:
 
     def note_failure(self) -> None:
         """Note that a record was not acknowledged."""
-        if self.hand.held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
+        if self.cursor.held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
             self._due_at = 0.0
 
     def refuse(self, record: Record) -> None:
@@ -637,8 +637,8 @@ class Bundle:
     def fields(self, record: Record) -> dict[str, str]:
         """Return the fields of a row by the names of the columns."""
         where = f"record {record.number} of message {self.message.id}"
-        if self.hand.format != "csv":
-            raise ValueError(f"{where} is {self.hand.format}, which has no columns: use json(), text or data")
+        if self.cursor.format != "csv":
+            raise ValueError(f"{where} is {self.cursor.format}, which has no columns: use json(), text or data")
         if self._columns is None:
             self._columns = self._columns_of(where)
         try:
@@ -651,24 +651,24 @@ class Bundle:
 
     def _columns_of(self, where: str) -> list[str]:
         """Return the names of the columns, each another one; those without a name are seldom meant."""
-        columns = fields_of(self.hand.head.decode("utf-8-sig", errors="replace").strip("\r\n"))
+        columns = fields_of(self.cursor.head.decode("utf-8-sig", errors="replace").strip("\r\n"))
         if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
             raise ValueError(f"{where}: its header has column {twice[0]!r} twice, and fields has each once: use text")
         return columns
 
 
-def _middle(message: Message, hand: Hand, max_bytes: int) -> tuple[int, int] | None:
+def _middle(message: Message, cursor: RecordCursor, max_bytes: int) -> tuple[int, int] | None:
     """Return the number and the place of the record in the middle of a body; None if it has less than two."""
     from dropq.records.formats import Unreadable
     from dropq.records.reader import RecordReader
 
-    file = hand.file
+    file = cursor.file
     first = message._name.begins
 
     def places() -> Iterator[tuple[int, int]]:
         file.seek(0)
         with suppress(Unreadable):
-            for number, begin, _, _ in RecordReader(file, hand.format, first=first, max_bytes=max_bytes):
+            for number, begin, _, _ in RecordReader(file, cursor.format, first=first, max_bytes=max_bytes):
                 yield number, begin
 
     try:

@@ -267,9 +267,9 @@ class Subscription:
 
     def _check_bundle(self, bundle: Bundle) -> None:
         """Refuse to go on behind a bundle of which records were taken and are not settled."""
-        if (message := bundle.message).held and bundle.hand.open:
+        if (message := bundle.message).held and bundle.cursor.open:
             raise BacklogReached(
-                f"message {message.id}: {len(bundle.hand.open)} of its records were taken and are not settled: "
+                f"message {message.id}: {len(bundle.cursor.open)} of its records were taken and are not settled: "
                 "settle each record before the loop asks for the next message"
             )
 

@@ -28,8 +28,8 @@ from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.naming import LARGEST
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.records.formats import pack
-from dropq.records.hand import Fate, Hand, Place, Settled
 from dropq.records.parts import copy_part
+from dropq.records.record_cursor import Fate, Place, RecordCursor, Settled
 from dropq.staging.fan_out import settle
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
@@ -62,17 +62,17 @@ class RecordSettlement(Settlement):
 
     Args:
         claims: what settles it as a whole.
-        hand: its records.
+        cursor: its records.
         lease: seconds for which its lease is renewed while parts are written; None if it has none.
 
     Attributes:
         parts: what it was settled as; empty if it is not settled, or was by one rename.
     """
 
-    def __init__(self, claims: Claims, hand: Hand, lease: float | None) -> None:
+    def __init__(self, claims: Claims, cursor: RecordCursor, lease: float | None) -> None:
         self.context = claims.context
         self.parts: list[OwnPart] = []
-        self.hand = hand
+        self.cursor = cursor
         self._claims = claims
         self._lease = lease
         self._bundle_mark = names.random_hex(names.BUNDLE_MARK)
@@ -80,11 +80,11 @@ class RecordSettlement(Settlement):
     @contextmanager
     def _frozen(self, claim: Claim) -> Iterator[None]:
         """Let no record be taken or settled in the block, which settles the message."""
-        with self.hand.frozen():
+        with self.cursor.frozen():
             try:
                 yield
             except ValueError as error:
-                if not self.hand.file.closed:
+                if not self.cursor.file.closed:
                     raise
                 # RACE: a signal handler settled the message, and closed its body.
                 raise LeaseLost(lost(self.context, claim)) from error
@@ -96,7 +96,7 @@ class RecordSettlement(Settlement):
         with self._frozen(claim):
             if self._is_changed(claim):
                 return self._claims.set_changed_aside(claim)
-            if not self.hand.others:
+            if not self.cursor.others:
                 return self._claims.archive(claim, later=later)
             if (only := self._only_record()) is not None:
                 return self._settle_whole(claim, only.fate)
@@ -105,14 +105,14 @@ class RecordSettlement(Settlement):
     def give_back(self, claim: Claim, **how: Unpack[HowReturned]) -> Location:
         """Return what is left to target/, or to delayed/."""
         with self._frozen(claim):
-            if not self.hand.is_settled:
+            if not self.cursor.is_settled:
                 return self._claims.give_back(claim, **how)
             return self._commit(claim, returned(self.context, claim, **how))
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
         with self._frozen(claim):
-            return self.checkpoint(claim) if self.hand.is_settled else self._claims.release(claim, counted=counted)
+            return self.checkpoint(claim) if self.cursor.is_settled else self._claims.release(claim, counted=counted)
 
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
@@ -124,7 +124,7 @@ class RecordSettlement(Settlement):
     ) -> Location:
         """Move what is left to error/, to expired/, or to the dead-letter queue."""
         with self._frozen(claim):
-            if not self.hand.is_settled:
+            if not self.cursor.is_settled:
                 return self._claims.set_aside(claim, state, reason, details, cancel=cancel)
             name = naming.counted(self.context, claim, cancel=cancel)
             return self._commit(claim, Goes(name, state, reason, details or {}))
@@ -157,9 +157,9 @@ class RecordSettlement(Settlement):
 
     def _only_record(self) -> Settled | None:
         """Return the one record of a body that has no other, if it was settled without an ack."""
-        hand = self.hand
-        if not hand.acked and not hand.open and len(hand.others) == 1 and hand.next is None:
-            return next(iter(hand.others.values()))
+        cursor = self.cursor
+        if not cursor.acked and not cursor.open and len(cursor.others) == 1 and cursor.next is None:
+            return next(iter(cursor.others.values()))
         return None
 
     def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
@@ -178,15 +178,15 @@ class RecordSettlement(Settlement):
 
     def _commit(self, claim: Claim, rest: Goes | None) -> Location:
         """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
-        hand = self.hand
-        if rest is not None and hand.left() is None:
+        cursor = self.cursor
+        if rest is not None and cursor.left() is None:
             return self.archive(claim)
         if self._is_changed(claim):
             return self._claims.set_changed_aside(claim)
-        parts = [self._part_of(claim, number, each) for number, each in sorted(hand.others.items())]
+        parts = [self._part_of(claim, number, each) for number, each in sorted(cursor.others.items())]
         if rest is None:
             return self._settle_as(claim, parts)
-        left, acked = hand.left(), hand.acknowledged()
+        left, acked = cursor.left(), cursor.acknowledged()
         assert left is not None
         number, begin, empty = left
         name = self._kept_in_order(claim, rest.name)
@@ -200,7 +200,7 @@ class RecordSettlement(Settlement):
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""
-        return self.hand.is_changed(claim.path) or self._claims.is_changed(claim)
+        return self.cursor.is_changed(claim.path) or self._claims.is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""
@@ -224,7 +224,7 @@ class RecordSettlement(Settlement):
             copy=self._copy_mark(name),
             record=_told(number),
         )
-        body = pack(self.hand.format, [settled.data], head=self.hand.head)
+        body = pack(self.cursor.format, [settled.data], head=self.cursor.head)
         return Part(self._goes(name, settled.fate), body)
 
     def _kept_in_order(self, claim: Claim, name: Name) -> Name:
@@ -310,13 +310,15 @@ class RecordSettlement(Settlement):
 
     def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> int:
         """Copy a part of the body to a new file; return the bytes that it has."""
-        hand = self.hand
-        file, place, fd = hand.file, hand.file.tell(), self.context.storage.create(path)
+        cursor = self.cursor
+        file, place, fd = cursor.file, cursor.file.tell(), self.context.storage.create(path)
         try:
             with open(fd, "wb", closefd=False) as target:
                 step = _Steps(target, lambda: self._renew(claim))
                 begin, end, empty = copied
-                copy_part(file, cast(IO[bytes], step), hand.format, head=hand.head, begin=begin, end=end, empty=empty)
+                copy_part(
+                    file, cast(IO[bytes], step), cursor.format, head=cursor.head, begin=begin, end=end, empty=empty
+                )
             if synced:
                 self.context.storage.sync_file(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)

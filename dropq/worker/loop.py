@@ -514,7 +514,7 @@ def _records_by_handler(message: Message) -> list[Outcome]:
     if settlement is None:
         return []
     states = {name.record: state for name, state in records_of(message, settlement.parts)}
-    others = settlement.hand.others.items()
+    others = settlement.cursor.others.items()
     return [record_outcome(settled.fate.verb, states.get(number, message.state)) for number, settled in others]
 
 

@@ -22,7 +22,7 @@ class RecordCommand(Runner):
 
     def __call__(self, record: Record) -> None:
         """Run the command; return if it succeeded, else raise the exception that settles the record."""
-        is_frame = record._bundle.hand.format == "frames"
+        is_frame = record._bundle.cursor.format == "frames"
         data = record.data if is_frame else record.data + b"\n"
         self.run(record.message, partial(_written, [data]), record=record.number)
 
@@ -36,7 +36,7 @@ class BundleCommand(Runner):
         If more records failed than max_record_failures allows, the others of these stay open. A message whose records
         cannot be settled one by one fails if one of them does.
         """
-        message, hand = bundle.message, bundle.hand
+        message, cursor = bundle.message, bundle.cursor
         count, is_plain = _count(bundle)
         with _empty_report() as report:
             stderr = self.run(message, message.open if is_plain else partial(_copied, bundle), failed=report)
@@ -45,17 +45,17 @@ class BundleCommand(Runner):
             number, reason = next(iter(failed.items()))
             raise Fail(f"record {number} of those that it read: {reason or 'failed'}", stderr=stderr)
         most, number = message.context.config.max_record_failures, 0
-        while (raw := hand.take()) is not None:
+        while (raw := cursor.take()) is not None:
             number += 1
             if number not in failed:
-                hand.ack(raw[0])
+                cursor.ack(raw[0])
             elif bundle.failures < most:
                 Record(bundle, raw[0], raw[3]).fail(failed[number] or f"{self.argv[0]} reported that it failed")
 
 
 def _reader(bundle: Bundle, body: IO[bytes]) -> RecordReader:
     most = bundle.message.context.config.max_record_bytes
-    return RecordReader(body, bundle.hand.format, first=bundle.message._name.begins, max_bytes=most)
+    return RecordReader(body, bundle.cursor.format, first=bundle.message._name.begins, max_bytes=most)
 
 
 def _count(bundle: Bundle) -> tuple[int, bool]:
@@ -73,7 +73,7 @@ def _count(bundle: Bundle) -> tuple[int, bool]:
                 count, end = count + 1, raw[2]
         except Unreadable:
             is_plain = False
-        is_ended = bundle.hand.format == "frames" or end < body.seek(0, os.SEEK_END)
+        is_ended = bundle.cursor.format == "frames" or end < body.seek(0, os.SEEK_END)
     is_plain = is_plain and is_ended and not reader.head.startswith(MARK)
     return count, is_plain and reader.following == first + count
 
@@ -87,7 +87,7 @@ def _copied(bundle: Bundle) -> IO[bytes]:
             for number, (_, _, _, data) in enumerate(reader):
                 if number == 0:
                     yield reader.head.removeprefix(MARK)
-                yield pack(bundle.hand.format, [data])
+                yield pack(bundle.cursor.format, [data])
 
     return _written(pieces())
 

@@ -59,17 +59,17 @@ class Run:
         message, bundle = self.taken.message, self.bundle
         if bundle is None:
             return
-        hand, seconds = bundle.hand, time.monotonic() - self.taken.since
+        cursor, seconds = bundle.cursor, time.monotonic() - self.taken.since
         is_acked = message.state in ("processed", "removed")
-        acked = hand.acked + (len(hand.open) if self.by_handler and is_acked else 0)
+        acked = cursor.acked + (len(cursor.open) if self.by_handler and is_acked else 0)
         if not self.was_held:
             acked -= len(self.notes)
             for why, took in self.notes.values():
                 yield Handled(message, "failed", why, took)
-        if acked or (is_acked and hand.is_fresh and hand.unreadable is None):
+        if acked or (is_acked and cursor.is_fresh and cursor.unreadable is None):
             yield Handled(message, "acked", "", seconds, records=acked)
         parts = {name.record: Part(name.id, state, name.not_before) for name, state in self.names}
-        for number, settled in sorted(hand.others.items()):
+        for number, settled in sorted(cursor.others.items()):
             part = parts.get(number)
             outcome = record_outcome(settled.fate.verb, message.state if part is None else part.state)
             why, took = self.notes.get(number, (settled.fate.reason or _BY_HANDLER, seconds))
@@ -153,7 +153,7 @@ class RecordWorker(Worker):
                 raise
             outcome, why = None, ""  # at most once, the rest that cannot be read cannot be rejected
         except (StorageError, OSError) as error:
-            if not run.bundle.hand.is_cut_short:
+            if not run.bundle.cursor.is_cut_short:
                 raise
             return self._refuse(message, "failed", str(error))
         return self._end_of(run, run.bundle) if outcome is None else (outcome, why)
@@ -206,7 +206,7 @@ class RecordWorker(Worker):
                     return "failed", why
                 if not run.was_held:  # nothing can be given back
                     settle = record.ack
-            if record.number in bundle.hand.open:
+            if record.number in bundle.cursor.open:
                 settle()
         return None, ""
 
@@ -221,7 +221,7 @@ class RecordWorker(Worker):
             outcome = SETTLED.get(message.state, "failed")
             return (None, "") if outcome == "acked" else (outcome, _BY_HANDLER)
         if not run.was_held:
-            unreadable = bundle.hand.unreadable
+            unreadable = bundle.cursor.unreadable
             return (None, "") if unreadable is None else ("failed", str(unreadable))
         reason = (message.reason or {}) if message.state in WITH_REASON else {}
         if reason.get("reason") not in _OF_THE_REST:
@@ -239,10 +239,10 @@ class BundleWorker(RecordWorker):
         self._handler = lambda message: handler(self._runs[id(message)].bundle)
 
     def _handle_records(self, run: Run, bundle: Bundle) -> tuple[Outcome | None, str]:
-        message, hand = run.taken.message, bundle.hand
+        message, cursor = run.taken.message, bundle.cursor
         if bundle._cut():
             return None, ""
-        if hand.next is None or hand.unreadable is not None:  # it has no records
+        if cursor.next is None or cursor.unreadable is not None:  # it has no records
             bundle._commit()
             return None, ""
         outcome, settle, why = self._handle(message, message)

@@ -23,8 +23,8 @@ from dropq.lifecycle.settlement import Claims
 from dropq.queue import message as message_module
 from dropq.queue.message import Bundle, Record, extend_all
 from dropq.records import settlement
-from dropq.records.hand import Hand
 from dropq.records.reader import RawRecord, RecordReader
+from dropq.records.record_cursor import RecordCursor
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -339,7 +339,7 @@ def test_a_refused_call_of_a_settlement_is_an_error_that_says_that_the_message_i
     message = take(queue)
     next(message.records()).ack()
     with monkeypatch.context() as refusing:
-        refusing.setattr(Hand, "is_changed", lambda *_: os.stat(f"{message.path}/not a folder"))
+        refusing.setattr(RecordCursor, "is_changed", lambda *_: os.stat(f"{message.path}/not a folder"))
         with pytest.raises(StorageError, match="is still held"):
             message.nack()
     message.nack()
@@ -465,7 +465,7 @@ def test_the_body_is_closed_once_the_message_is_not_held_any_more(queue: Queue, 
             message.nack()
     else:
         getattr(message, verb)()
-    assert bundle.hand.file.closed
+    assert bundle.cursor.file.closed
 
 
 def test_a_settlement_that_was_refused_can_be_tried_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +494,7 @@ def test_what_another_thread_gives_back_while_a_record_is_read_begins_before_tha
     bundle = Bundle(message, None)
     loop = iter(bundle)
     next(loop).ack()
-    bundle.hand._reads = True  # as if a signal handler interrupted the reader
+    bundle.cursor._reads = True  # as if a signal handler interrupted the reader
     message.nack(delay=0)
     assert next(loop, None) is None
     assert acked(records(queue)) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
@@ -513,7 +513,7 @@ def test_a_bundle_whose_lease_another_process_renewed_is_acknowledged_with_other
     assert processed(queue) == 1
 
 
-@pytest.mark.parametrize(("where", "step"), [(Hand, "is_changed"), (settlement.RecordSettlement, "_copy")])
+@pytest.mark.parametrize(("where", "step"), [(RecordCursor, "is_changed"), (settlement.RecordSettlement, "_copy")])
 def test_a_verb_that_a_signal_handler_overtakes_finds_its_claim_lost(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, where: type, step: str
 ) -> None:
@@ -736,7 +736,7 @@ def test_the_fields_of_a_row_may_hold_any_text(queue: Queue) -> None:
 def test_a_child_after_a_fork_does_not_read_its_parents_records(queue: Queue) -> None:
     queue.send(lines(1, 2), type="text")
     bundle = Bundle(take(queue), None)
-    bundle.hand._process = 0  # as if it was opened by another process
+    bundle.cursor._process = 0  # as if it was opened by another process
     with pytest.raises(DropqError, match="before a fork"):
         next(iter(bundle))
 
@@ -744,13 +744,13 @@ def test_a_child_after_a_fork_does_not_read_its_parents_records(queue: Queue) ->
 def test_a_message_that_is_settled_just_before_more_of_it_is_read_is_left_whole(queue: Queue) -> None:
     queue.send(lines(1, 40_000), type="text")
     message = take(queue)
-    hand = Bundle(message, None).hand
+    cursor = Bundle(message, None).cursor
     seen: list[bytes] = []
-    while not seen or hand._ahead:
-        raw = hand.take()
+    while not seen or cursor._ahead:
+        raw = cursor.take()
         assert raw is not None
         seen.append(raw[3])
-        hand.ack(raw[0])
+        cursor.ack(raw[0])
 
     class Between(deque[RawRecord]):
         """What was read ahead: nothing, and the message is settled when that was found."""
@@ -763,8 +763,8 @@ def test_a_message_that_is_settled_just_before_more_of_it_is_read_is_left_whole(
                 return False
             return len(self) > 0
 
-    hand._ahead = Between()
-    assert hand.take() is None
+    cursor._ahead = Between()
+    assert cursor.take() is None
     seen += [data for _, data in acked(records(queue))]
     assert seen == lines(1, 40_000).split()
 

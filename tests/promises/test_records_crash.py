@@ -19,7 +19,7 @@ from torture.table import Row
 
 from dropq import LeaseLost
 from dropq.format.claims import Location
-from dropq.records.hand import Hand
+from dropq.records.record_cursor import RecordCursor
 from dropq.records.settlement import RecordSettlement
 from dropq.staging import fan_out
 
@@ -136,13 +136,13 @@ def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
 
 
 def test_what_is_left_with_what_was_settled_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = Hand.left
+    left = RecordCursor.left
 
-    def with_all(self: Hand) -> Any:
+    def with_all(self: RecordCursor) -> Any:
         found = left(self)
         return found and (*found[:2], [])
 
-    monkeypatch.setattr(Hand, "left", with_all)
+    monkeypatch.setattr(RecordCursor, "left", with_all)
     assert tried(tmp_path, "settle out of order").doubled
 
 

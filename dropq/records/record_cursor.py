@@ -1,4 +1,4 @@
-"""What the holder of a bundle remembers: the records that it has taken, and what became of each.
+"""The record cursor: which records the holder of a bundle has taken, and what became of each.
 
 Nothing of this is on disk until the bundle is settled, by one commit. A record is known by its number. Each record that
 was taken is open until it is settled; any thread may settle it, in any order.
@@ -54,7 +54,7 @@ class Settled(NamedTuple):
     fate: Fate
 
 
-class Hand:
+class RecordCursor:
     """The records of one bundle, as its holder takes and settles them.
 
     Args:
