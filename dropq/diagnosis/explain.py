@@ -33,7 +33,7 @@ from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
-from dropq.routing.outlook import Outlook, way_here
+from dropq.routing.forecast import Forecast, way_here
 from dropq.storage import reading
 from dropq.storage.liveness import Signs
 from dropq.topics.distribution import Distributor
@@ -106,7 +106,7 @@ class _Snapshot:
         self._belongs = belonging(context)
         self._routes = Routes(context)
         self._routes.look()
-        self._outlook = Outlook(context)
+        self._forecast = Forecast(context)
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
@@ -212,7 +212,7 @@ class _Snapshot:
 
     def _selected(self, file: MessageFile) -> Decision | None:
         """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
-        plan = self._outlook.of(file)
+        plan = self._forecast.of(file)
         return None if plan.why == "leave" or self._alive else Decision(False, "selector", plan.detail)
 
     def _ready(self, file: MessageFile) -> Decision:

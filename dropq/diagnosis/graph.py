@@ -25,7 +25,7 @@ from dropq.policies import routes
 from dropq.policies.selectors import InUse
 from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
-from dropq.routing.outlook import Outlook, Whereabouts
+from dropq.routing.forecast import Forecast, Whereabouts
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -166,29 +166,29 @@ class _Look:
         """Note the selectors of a queue; yield which cannot be used, and which messages no selector takes."""
         for name in removed_in(context):
             yield f"selector {name} is removed, and what it moved has not all returned"
-        outlook = Outlook(context, self._whereabouts)
-        unusable = dict(outlook.selectors.unusable)
-        for one in outlook.selectors.on_circle:
+        forecast = Forecast(context, self._whereabouts)
+        unusable = dict(forecast.selectors.unusable)
+        for one in forecast.selectors.on_circle:
             yield unusable.pop(os.path.basename(one.path))
-            self._edges.append(self._edge_of(context, one, outlook, 0))
+            self._edges.append(self._edge_of(context, one, forecast, 0))
         for file, why in sorted(unusable.items()):
             yield f"selector {file.removesuffix('.toml')}: its file cannot be used: {_without_path(why)}"
-        if not outlook.selectors.in_use:
+        if not forecast.selectors.in_use:
             return
         waiting, untaken = Counter[str](), Counter[str]()
         for message in islice(browsing.listed(context, "target"), LOOKED_AT) if counts.get("target") else ():
-            plan = outlook.of(message)
+            plan = forecast.of(message)
             if plan.why == "stay":
                 waiting.update(plan.selectors)
                 untaken.update(() if plan.by else (plan.detail,))
-        for one in outlook.selectors.in_use:
-            self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
+        for one in forecast.selectors.in_use:
+            self._edges.append(self._edge_of(context, one, forecast, waiting[one.selector.name]))
         for says, count in untaken.items():
             yield f"{count_of(count)}: {says}"
 
-    def _edge_of(self, context: QueueContext, one: InUse, outlook: Outlook, waiting: int) -> Edge:
+    def _edge_of(self, context: QueueContext, one: InUse, forecast: Forecast, waiting: int) -> Edge:
         selector = one.selector
-        stuck = outlook.refused.get(selector.name, "") if waiting else outlook.why_unreachable(one.selector.to)
+        stuck = forecast.refused.get(selector.name, "") if waiting else forecast.why_unreachable(one.selector.to)
         if stuck and waiting:
             stuck = f"{stuck.removeprefix('it has ')}; {count_of(waiting)} waiting"
         return Edge(

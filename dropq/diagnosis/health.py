@@ -36,7 +36,7 @@ from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import routes
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
-from dropq.routing.outlook import Outlook
+from dropq.routing.forecast import Forecast
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -370,7 +370,7 @@ class _Snapshot:
 
     def _selector_reasons(self) -> Iterator[Reason]:
         """Yield which selectors can take nothing, and which removed ones are not finished."""
-        for why in selector_checks.unusable(self._outlook):
+        for why in selector_checks.unusable(self._forecast):
             yield Reason("selector", f"a selector takes nothing: {why}")
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
@@ -419,8 +419,8 @@ class _Snapshot:
             yield from self._full()
 
     @cached_property
-    def _outlook(self) -> Outlook:
-        return Outlook(self._context)
+    def _forecast(self) -> Forecast:
+        return Forecast(self._context)
 
     @cached_property
     def _refusals(self) -> dict[str, str]:
@@ -515,7 +515,7 @@ class _Snapshot:
         """Return what to do when too much waits."""
         if self._pause:
             return self._pause
-        takers = [one for one in self._outlook.selectors.for_waiting if one.selector.op != "copy"]
+        takers = [one for one in self._forecast.selectors.for_waiting if one.selector.op != "copy"]
         if takers and not any(one.has_credit for one in takers):
             out = (one.selector for one in takers)
             spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
@@ -530,7 +530,7 @@ class _Snapshot:
     def _who_should_work(self) -> str:
         """Return what to start where no message is held."""
         router = f"`dropq route {self._name}`"
-        if self._outlook.selectors.for_waiting:  # a consumer would take messages away from the selectors
+        if self._forecast.selectors.for_waiting:  # a consumer would take messages away from the selectors
             waits = f"`dropq browse {self._name} --explain` says what each message waits for"
             return f"if nothing moves, no router serves it: start {router}; {waits}"
         if routes.examine(self._context)[0]:

@@ -21,7 +21,7 @@ from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, words
 from dropq.policies.selectors import REMOVED
 from dropq.routing.credit_audit import all_credits, idle_credits
-from dropq.routing.outlook import Outlook
+from dropq.routing.forecast import Forecast
 from dropq.routing.plans import missing
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
@@ -96,14 +96,14 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
 # -- health --------------------------------------------------------------------------------------------------------
 
 
-def unusable(outlook: Outlook) -> Iterator[str]:
+def unusable(forecast: Forecast) -> Iterator[str]:
     """Yield why each selector takes nothing that can take nothing at all."""
-    selectors = outlook.selectors
+    selectors = forecast.selectors
     on_circle = {os.path.basename(one.path): "remove a selector or a route on that way" for one in selectors.on_circle}
     ways_out = dict.fromkeys(selectors.unusable, "correct the file, or remove it") | on_circle
     yield from dict.fromkeys(f"{why}; {ways_out[file]}" for file, why in selectors.unusable.items())
     for one in selectors.in_use:
-        if why := outlook.why_unreachable(one.selector.to):
+        if why := forecast.why_unreachable(one.selector.to):
             yield f"selector {one.selector.name}: {why}"
 
 

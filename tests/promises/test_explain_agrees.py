@@ -18,7 +18,7 @@ from dropq.diagnosis.explain import Explanation
 from dropq.policies.send_limits import MustWait, SendLimits
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
-from dropq.routing.outlook import Outlook
+from dropq.routing.forecast import Forecast
 from dropq.storage import liveness
 
 #: A consumer waits for nobody's turn, and none is passed over.
@@ -165,8 +165,8 @@ def test_routers_do_with_each_message_what_is_said_of_it(tmp_path: Path, seed: i
     for number in range(12):
         reply = chance.choice(["wide", "nowhere", "q", "..", None])
         queue.send(str(number), properties={"n": chance.randrange(4)}, reply_to=reply)
-        outlook = Outlook(queue.context)
-        plans = [outlook.of(file) for file in listed(queue.context, "target")]
+        forecast = Forecast(queue.context)
+        plans = [forecast.of(file) for file in listed(queue.context, "target")]
         expected = Counter(name for plan in plans if plan.why in ("move", "bounce", "copy") for name in plan.selectors)
         asides = sum(plan.why == "set-aside" for plan in plans)
         failed = queue.counts()["error"]

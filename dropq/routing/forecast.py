@@ -1,7 +1,8 @@
-"""What the selectors of a queue will do with the messages that wait there, by the plans that the mover makes, too.
+"""The forecast: what the selectors of a queue will do with its waiting messages, by the plans that the mover makes,
+too.
 
-It was true when the folders were listed. The outlook counts the credits that the messages before another one will
-take, as long as it is asked in the order of delivery.
+It was true when the folders were listed. It counts the credits that the messages before another one will take, as long
+as it is asked in the order of delivery.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Whereabouts:
         return ", ".join([*parts, *([f"{count_of(lost)} cannot be found"] if lost else [])])
 
 
-class Outlook(Planner):
+class Forecast(Planner):
     """What will become of the waiting messages of a queue, which are asked about in the order of delivery.
 
     Args:
