@@ -17,7 +17,7 @@ from dropq.errors import InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ALL_STATES, ROUTES_FILE
 from dropq.hints import nearest
-from dropq.lifecycle.known_queues import topics
+from dropq.lifecycle.queue_notes import topics
 from dropq.storage.reading import parse_toml
 
 from . import output

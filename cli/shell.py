@@ -22,7 +22,7 @@ import typer
 from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format.layout import RootLayout
 from dropq.format.names import is_temporary
-from dropq.lifecycle.known_queues import subscription_folders
+from dropq.lifecycle.queue_notes import subscription_folders
 
 from . import output
 from .output import NEGATIVE, OK, Record, unescape

@@ -29,8 +29,8 @@ from dropq.format.addresses import SubscriptionName, check_address, check_client
 from dropq.format.layout import STATES, QueueLayout
 from dropq.hints import hinting
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import refuse_away, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
+from dropq.lifecycle.queue_notes import refuse_away, topics
 from dropq.lifecycle.sending import Outlet
 from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing

@@ -29,9 +29,8 @@ from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, Que
 from dropq.format.names import DELETED
 from dropq.lifecycle import dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.known_queues import absences, addresses, remedy
-from dropq.lifecycle.known_queues import look as look_below
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -245,7 +244,7 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
     every = {entry.name.removesuffix(".json") for entry in there}
     used: Collection[str] = every  # maybe by a queue that is not there, or cannot be listed
     try:
-        below = look_below(root.layout.path)
+        below = scan(root.layout.path)
     except OSError:
         pass
     else:

@@ -18,8 +18,8 @@ from dropq.format.addresses import SubscriptionName, topic_layout
 from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import subscription_folders, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue
+from dropq.lifecycle.queue_notes import subscription_folders, topics
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import missing_links, view_names

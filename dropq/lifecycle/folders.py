@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dropq.format.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.known_queues import cut, forget
+from dropq.lifecycle.queue_notes import cut, forget
 from dropq.storage.files import Storage
 
 #: The hidden name of a queue that is being removed.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, QueueLayout
 from dropq.format.transfers import ENDED, GIVEN, GOAL, list_number, list_of_job, sent_list
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transfers import Goal, Refusal, Row, marks_of, note_refusal, own_mark, root_of, rows
 from dropq.storage import mounts, reading
@@ -65,7 +65,7 @@ def _make(source: QueueContext, goal: Goal, name: str = "") -> Row:
     storage, layout = source.storage, source.layout
     token = secrets.token_hex(8)
     draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
-    mark = known_queues.make_known(goal.root, goal.layout.private, storage.at(goal.layout.base))
+    mark = queue_notes.make_known(goal.root, goal.layout.private, storage.at(goal.layout.base))
     row = Row(folder, root_of(source, goal), goal.queue, mark, own_mark(source), mounts.host())
     storage.make_folder(layout.transfers)
     storage.make_folder(f"{draft}/{GIVEN}")

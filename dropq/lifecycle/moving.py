@@ -24,8 +24,8 @@ from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
 from dropq.lifecycle.claims import move_out
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import copied_in
 from dropq.lifecycle.open_queue import open_queue, open_root
+from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error

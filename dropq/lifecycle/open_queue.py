@@ -12,7 +12,7 @@ from dropq.errors import ConfigError, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName, is_topic_name, layouts
 from dropq.format.ids import IdSource
 from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.settling import Settling
@@ -66,10 +66,10 @@ def refuse_closed(root: str, name: str) -> None:
             raise storage_error(error, f"queue {name} cannot be opened") from error
 
 
-def queue_names(root: RootContext, closed: known_queues.Closed = known_queues.pass_over) -> list[str]:
+def queue_names(root: RootContext, closed: queue_notes.Closed = queue_notes.pass_over) -> list[str]:
     """Return the names of the queues, topics and subscriptions that are there, in order; `closed`: see `addresses`."""
     with error_context("nothing was changed"):
-        there = set(known_queues.addresses(root.layout, closed))
+        there = set(queue_notes.addresses(root.layout, closed))
     return sorted(name for name in there if find_layout(root.layout.path, name))
 
 
@@ -90,7 +90,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         refuse_closed(root.layout.path, name)
         if any(map(is_hidden, layouts(root.layout.path, name))):
             raise NoSuchQueue(f"subscription {name} was removed; its folder goes when no DropboxMQ writes to it")
-        if away := known_queues.why_away(root.layout, name):
+        if away := queue_notes.why_away(root.layout, name):
             raise NoSuchQueue(away)
         if reading.exists(home := layouts(root.layout.path, name)[0].home):
             raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")

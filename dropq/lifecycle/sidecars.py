@@ -21,7 +21,7 @@ from dropq.format.layout import QueueLayout, RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.typed import LONE_SURROGATE, Typed
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.lifecycle.ages import SIDECAR, SIDECAR_PASSES
 from dropq.storage.clock import Clock
 from dropq.storage.failures import describe, error_context, storage_error
@@ -151,7 +151,7 @@ class Sidecars:
         if self._queue is None or (self._mark and exists(self._mark)):
             return
         with suppress(PermissionError):  # this user may only send: the next sweep of the root makes it known
-            self._mark = f"{self._queue}/{known_queues.make_known(self.root, self._queue, self._storage)}"
+            self._mark = f"{self._queue}/{queue_notes.make_known(self.root, self._queue, self._storage)}"
 
     def full(self, name: Name, problems: list[str] | None = None) -> Name:
         """Return a name with what its sidecar contains; append to `problems` what cannot be read."""
@@ -215,15 +215,15 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
         if not ages:
             return
         why = "a queue cannot be noted, and would not be missed"
-        for queue in known_queues.queue_layouts(layout):
+        for queue in queue_notes.queue_layouts(layout):
             yield 0
-            known_queues.note(layout, queue)
+            queue_notes.note(layout, queue)
         old = {token for token, age in ages.items() if age > SIDECAR}
         if not old:
             return
         why = "names that refer to it may be there"
-        seen = yield from known_queues.looking(layout)
-        for _, absence in known_queues.absences(layout, seen):
+        seen = yield from queue_notes.scanning(layout)
+        for _, absence in queue_notes.absences(layout, seen):
             log.log(level, "no metadata is collected: %s", absence)
             return
     except OSError as error:

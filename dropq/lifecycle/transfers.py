@@ -22,7 +22,7 @@ from dropq.format.addresses import check_address, layouts
 from dropq.format.credits import Via, via_of
 from dropq.format.layout import QueueLayout, RootLayout
 from dropq.format.transfers import GIVEN, GOAL, REFUSED, is_row, own_name_of
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import mounts, reading
 from dropq.storage.failures import describe
@@ -98,7 +98,7 @@ class Row:
 
 def marks_of(layout: QueueLayout) -> set[str]:
     """Return the marks of a queue."""
-    return known_queues.marks_in(layout.private)
+    return queue_notes.marks_in(layout.private)
 
 
 def root_of(source: QueueContext, goal: Goal) -> str:
@@ -108,7 +108,7 @@ def root_of(source: QueueContext, goal: Goal) -> str:
 
 def own_mark(source: QueueContext) -> str:
     """Return the mark of a queue; give it one if it has none."""
-    return min(marks_of(source.layout), default="") or known_queues.make_known(
+    return min(marks_of(source.layout), default="") or queue_notes.make_known(
         source.root.layout, source.layout.private, source.storage
     )
 

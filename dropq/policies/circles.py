@@ -25,7 +25,7 @@ from dropq.errors import DropqError
 from dropq.format import names
 from dropq.format.addresses import ancestors, layouts, subscription_layout, topic_layout
 from dropq.format.layout import IN_USE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout, RootLayout
-from dropq.lifecycle.known_queues import linked_queue, subscription_folders
+from dropq.lifecycle.queue_notes import linked_queue, subscription_folders
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 

@@ -24,7 +24,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import is_copied
+from dropq.lifecycle.queue_notes import is_copied
 from dropq.policies.circles import Circles
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding

@@ -8,8 +8,8 @@ from typing import Any
 from dropq.durations import parse_duration
 from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import find_layout, open_queue
+from dropq.lifecycle.queue_notes import refuse_away
 from dropq.lifecycle.sending import Outlet
 from dropq.queue.sender import Headers, Sender
 

@@ -23,8 +23,8 @@ from dropq.format.staged import OwnPart, StagedFolder
 from dropq.lifecycle import credits
 from dropq.lifecycle.claims import is_dropped
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import why_away
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.lock import PolicyLock
 from dropq.storage import reading

@@ -22,8 +22,8 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.giving import row_to
-from dropq.lifecycle.known_queues import copied_in, is_copied
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.queue_notes import copied_in, is_copied
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import Goal, own_mark
 from dropq.policies.lock import PolicyLock

@@ -20,8 +20,8 @@ from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import why_away
 from dropq.policies.selectors import InUse, Selectors, path_of
 from dropq.policies.send_limits import SendLimits
 from dropq.routing.unroutable import Unroutable

@@ -23,9 +23,9 @@ from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import refuse_away
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies import selectors
 from dropq.policies.circles import Circles, Place, words

@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.layout import QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import addresses
 from dropq.lifecycle.open_queue import find_layout, open_queue
+from dropq.lifecycle.queue_notes import addresses
 from dropq.lifecycle.timing import Timing
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.router import Folders, Router

@@ -18,7 +18,7 @@ from dropq.api import Queue
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import marks_in
+from dropq.lifecycle.queue_notes import marks_in
 from dropq.queue.browsing import ListedFiles
 from dropq.spark.options import Options
 from dropq.storage import reading

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from dropq.errors import ConfigError
 from dropq.format.names import tells_time
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import marks_in
+from dropq.lifecycle.queue_notes import marks_in
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import utc
 from dropq.queue.stream_journal import LEASE, Journal, check_semantics

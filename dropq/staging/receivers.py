@@ -30,7 +30,7 @@ from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, R
 from dropq.format.staged import part_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.folders import new_word
-from dropq.lifecycle.known_queues import hidden_layout, queue_layouts, topics, why_away
+from dropq.lifecycle.queue_notes import hidden_layout, queue_layouts, topics, why_away
 from dropq.policies.lock import PolicyLock
 from dropq.storage import reading
 from dropq.storage.files import Storage

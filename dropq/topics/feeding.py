@@ -14,8 +14,8 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import topic_layout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.ephemeral import TOUCH_INTERVAL, touch
-from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import topics
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.distribution import Distributor

@@ -12,8 +12,8 @@ import threading
 
 from dropq.errors import NoSuchQueue
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import refuse_away
 from dropq.lifecycle.sending import Outlet
 from dropq.topics.distribution import Distributor
 

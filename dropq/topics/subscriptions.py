@@ -37,14 +37,14 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.folders import building, clear, close
 from dropq.lifecycle.holders import hold_of
-from dropq.lifecycle.known_queues import (
+from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
+from dropq.lifecycle.queue_notes import (
     hidden_subscriptions,
     is_shared,
     make_known,
     subscription_folders,
     topics,
 )
-from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, words

@@ -24,8 +24,8 @@ from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import is_shared, topics, why_away
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import is_shared, topics, why_away
 from dropq.policies.lock import Lock
 from dropq.storage.files import Storage
 from dropq.storage.reading import exists, names_in, read_small, written_ms

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import TOPIC_ROOT, UNLESS_ROUTED, QueueLayout
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.known_queues import forget, topics
+from dropq.lifecycle.queue_notes import forget, topics
 from dropq.storage import reading
 from dropq.storage.files import Storage
 

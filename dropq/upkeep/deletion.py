@@ -18,7 +18,7 @@ from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import UNSETTLED, QueueLayout
 from dropq.lifecycle import ages, ephemeral, folders
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.known_queues import UNDECIDED, cut, hidden_layout, topics, whole_name
+from dropq.lifecycle.queue_notes import UNDECIDED, cut, hidden_layout, topics, whole_name
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage

@@ -23,8 +23,8 @@ from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.folders import building, clear, close, hidden_names, hide, restore
-from dropq.lifecycle.known_queues import cut, make_known, subscription_folders
 from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
+from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, View, words

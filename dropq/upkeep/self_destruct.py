@@ -25,9 +25,9 @@ from dropq.format.layout import KEEPER, WAITING, QueueLayout
 from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.folders import clear, close, hidden_names, hide, restore
-from dropq.lifecycle.known_queues import cut, forget
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import cut, forget
 from dropq.lifecycle.reasons import Reasons
 from dropq.policies import selectors
 from dropq.routing import registry

@@ -17,7 +17,7 @@ from helpers import Clock, base, make_queue, where
 
 from dropq import NoSuchQueue, Queue, Root, Unavailable, route
 from dropq.diagnosis.fsck import fsck_root
-from dropq.lifecycle import known_queues, sidecars
+from dropq.lifecycle import queue_notes, sidecars
 from dropq.storage.files import Storage
 from dropq.upkeep.sweep import sweep
 
@@ -290,7 +290,7 @@ def test_a_queue_that_goes_while_its_root_is_looked_through_keeps_the_metadata(t
     queue = make_queue(tmp_path / "root", clock=clock)
     queue.send(b"pay", **LONG)
     layout, home, disk = queue.root.layout, Path(queue.layout.home), tmp_path / "disk"
-    marks = known_queues.marks_in(queue.layout.private)
+    marks = queue_notes.marks_in(queue.layout.private)
 
     def names_below(*looked: Any) -> Iterator[str]:
         yield from marks  # seen in the moment before
@@ -299,7 +299,7 @@ def test_a_queue_that_goes_while_its_root_is_looked_through_keeps_the_metadata(t
     for _ in range(3):
         clock.advance(1.1 * DAY)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(known_queues, "_names_below", names_below)
+            patched.setattr(queue_notes, "_names_below", names_below)
             assert sum(sidecars.collect(layout.path, layout.meta, Storage(), clock)) == 0
         disk.rename(home)
     assert_whole(queue, clock)
@@ -311,14 +311,14 @@ def test_looking_for_metadata_brings_no_deleted_queue_back(
     queue = make_queue(tmp_path / "root", clock=clock)
     other = queue.root.create_queue("other", durability="none")
     other.send(b"pay", **LONG)
-    marks_in = known_queues.marks_in
+    marks_in = queue_notes.marks_in
 
     def deleted_first(private: str) -> set[str]:
         if os.path.exists(queue.layout.home) and private == queue.layout.private:
             queue.root.delete_queue("q")
         return marks_in(private)
 
-    monkeypatch.setattr(known_queues, "marks_in", deleted_first)
+    monkeypatch.setattr(queue_notes, "marks_in", deleted_first)
     assert collected(other, clock) == 0
     assert not os.path.exists(queue.layout.home)
     monkeypatch.undo()
@@ -403,7 +403,7 @@ def test_what_keeps_metadata_from_being_collected_is_told_as_it_is(
     def full(*anything: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), queue.layout.private)
 
-    monkeypatch.setattr(known_queues, "make_known", full)
+    monkeypatch.setattr(queue_notes, "make_known", full)
     assert collected(queue, clock) == 0
     assert (
         f"as a queue cannot be noted, and would not be missed: No space left on device at {queue.layout.private}"

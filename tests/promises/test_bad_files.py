@@ -21,7 +21,7 @@ from helpers import AT_ONCE, base, drop, timed, where
 
 from dropq import DropqError, Queue, Root, work
 from dropq.diagnosis.fsck import fsck_root
-from dropq.lifecycle.known_queues import marks_in
+from dropq.lifecycle.queue_notes import marks_in
 from dropq.routing import Routers, credit_audit
 from dropq.routing.serve import Taken
 from dropq.upkeep.sweep import QuickSweep

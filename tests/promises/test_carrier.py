@@ -27,7 +27,7 @@ from dropq.carrier.passages import carrier_of
 from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
 from dropq.format.layout import JOB_PREFIX
-from dropq.lifecycle.known_queues import look
+from dropq.lifecycle.queue_notes import scan
 from dropq.lifecycle.transfers import in_transit, rows
 from dropq.staging import jobs
 from dropq.staging.jobs import Attempt, TransferJob
@@ -579,7 +579,7 @@ def test_the_sidecar_of_a_given_message_counts_as_used(scene: Scene, monkeypatch
     scene.here.send(b"body", properties={"a": "x" * 250})
     give(scene, monkeypatch)
     (sidecar,) = (scene.here.root.path / ".dropq" / "meta").iterdir()
-    assert look(str(scene.here.root.path)).references == {sidecar.stem}
+    assert scan(str(scene.here.root.path)).references == {sidecar.stem}
 
 
 def test_another_queue_of_the_name_gets_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

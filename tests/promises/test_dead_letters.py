@@ -23,8 +23,8 @@ from torture.crashes import Dying, Moment
 from dropq import ConfigError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, Root
 from dropq.cli import main as cli
 from dropq.format.claims import Location
-from dropq.lifecycle.known_queues import forget
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.queue_notes import forget
 from dropq.lifecycle.sending import Outlet
 from dropq.storage import exclusive_rename, files
 from dropq.upkeep import bulk

@@ -40,7 +40,7 @@ import dropq
 from dropq import Queue, Root, StorageError, aio
 from dropq.cli import main as cli
 from dropq.diagnosis import fsck
-from dropq.lifecycle.known_queues import look
+from dropq.lifecycle.queue_notes import scan
 from dropq.policies.routes import check_file
 from dropq.routing import Router
 from dropq.storage import system_calls
@@ -408,7 +408,7 @@ def test_out_of_the_root_goes_only_what_has_no_sidecar(make: Make, caplog: pytes
 def test_the_sidecar_of_a_routed_message_counts_as_used(q: Queue) -> None:
     q.send("urgent", priority=9, properties={"long": "x" * 300})
     assert q.receive() is None
-    assert len(look(str(q.root.path)).references) == 1
+    assert len(scan(str(q.root.path)).references) == 1
 
 
 # -- every way to receive ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from dropq import Queue, Root, StorageError, work
 from dropq.cli import main as cli
 from dropq.diagnosis import doctor_checks as doctor
 from dropq.diagnosis.fsck import fsck_root
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Job
 from dropq.storage.mounts import Mount
@@ -470,9 +470,9 @@ def test_a_link_that_no_queue_can_be_is_not_followed_to_look_for_metadata(tmp_pa
     token = "0123456789abcdef"
     (elsewhere / "target" / f"4.x.B.JMS_dropq_metaS={token}").touch()
     (root.path / "q\x1b").symlink_to(elsewhere)
-    assert token not in known_queues.look(root.layout.path).references
+    assert token not in queue_notes.scan(root.layout.path).references
     (root.path / "q2").symlink_to(elsewhere)
-    assert token in known_queues.look(root.layout.path).references
+    assert token in queue_notes.scan(root.layout.path).references
     shutil.rmtree(elsewhere / "target")
 
 

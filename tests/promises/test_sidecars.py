@@ -228,7 +228,7 @@ def test_a_queue_that_cannot_be_made_known_keeps_the_message_where_it_was(
     def refused(*args: Any) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO), args[1])
 
-    monkeypatch.setattr("dropq.lifecycle.known_queues.make_known", refused)
+    monkeypatch.setattr("dropq.lifecycle.queue_notes.make_known", refused)
     outcomes = reopened(queue).requeue() if verb == "requeue" else queue.move(other, state="error")
     assert [(outcome.ok, "Input/output error" in outcome.detail) for outcome in outcomes] == [(False, True)]
     assert where(queue) == {"error": [b"a"]} and where(other) == {}

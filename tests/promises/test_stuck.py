@@ -298,6 +298,6 @@ def test_a_consumer_of_a_subscription_looks_at_no_topic_that_does_not_feed_it(
         looked.append(os.path.basename(folder))
         return entries(folder)
 
-    monkeypatch.setattr("dropq.lifecycle.known_queues.entries", listing)
+    monkeypatch.setattr("dropq.lifecycle.queue_notes.entries", listing)
     assert [topic.name for topic in Feeding(copies.context).topics()] == ["mine", "mine.below"]
     assert looked == ["mine", "below"]

@@ -27,7 +27,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import NoSuchQueue, Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
 from dropq.config.load import validate_options
-from dropq.lifecycle import claims, folders, known_queues
+from dropq.lifecycle import claims, folders, queue_notes
 from dropq.lifecycle.open_queue import open_queue
 from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
@@ -670,7 +670,7 @@ def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_publis
     if by == "a delete":
         root.delete_queue("night")
     else:
-        known_queues.forget(root.layout, view.layout.base, view.layout.private, Storage())
+        queue_notes.forget(root.layout, view.layout.base, view.layout.private, Storage())
         shutil.rmtree(view.layout.home)
         os.utime(note, (0, 0))
         root.tidy()

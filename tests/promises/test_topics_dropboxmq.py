@@ -24,7 +24,7 @@ from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
 
 from dropq import DropqError, InvalidName, NoSuchQueue, Queue, Root, Unavailable
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
-from dropq.lifecycle import known_queues
+from dropq.lifecycle import queue_notes
 from dropq.storage import reading, system_calls
 from dropq.topics import subscriptions, writers
 
@@ -621,7 +621,7 @@ def test_a_subscription_made_anew_after_the_hidden_ones_were_listed_is_left_alon
 ) -> None:
     topic = root.create_topic("a")
     copies = topic.create_subscription("s", client_id="c")
-    file, hidden_subscriptions = staged(copies), known_queues.hidden_subscriptions
+    file, hidden_subscriptions = staged(copies), queue_notes.hidden_subscriptions
     topic.unsubscribe("s", client_id="c")
 
     def listed(*args: Any) -> list[str]:
@@ -684,9 +684,9 @@ def test_subscriptions_are_listed_once_and_looked_at_only_where_a_dropboxmq_work
         topic.create_subscription(name, client_id="c")
     entries = mock.Mock(wraps=reading.entries)
     exists = mock.Mock(wraps=reading.exists)
-    monkeypatch.setattr(known_queues, "entries", entries)
-    monkeypatch.setattr(known_queues, "exists", exists)
-    assert sorted(known_queues.subscription_folders(root.context.layout, "a")) == ["s.c", "t.c"]
+    monkeypatch.setattr(queue_notes, "entries", entries)
+    monkeypatch.setattr(queue_notes, "exists", exists)
+    assert sorted(queue_notes.subscription_folders(root.context.layout, "a")) == ["s.c", "t.c"]
     assert (entries.call_count, exists.call_count) == (1, 2 if shared else 0)
 
 

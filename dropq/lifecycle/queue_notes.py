@@ -1,4 +1,4 @@
-"""Which queues a root knows, and whether they are there: a queue that is not found may be away, hidden or gone.
+"""Notes of which queues a root has, and whether they are there: a queue that is not found may be away, hidden or gone.
 
 Each queue has a mark, `.dropq/queue-TOKEN`, and the root keeps a note of the mark, `.dropq/queues/queue-TOKEN`. A
 queue in which no mark can be made, as it is mounted read-only or another user's, has a note of its path,
@@ -261,7 +261,7 @@ def _path_note(root: RootLayout, base: str) -> str:
     return f"path-{hashlib.sha256(os.fsencode(os.path.relpath(base, root.path))).hexdigest()[:16]}"
 
 
-# -- looking at all names ------------------------------------------------------------------------------------------
+# -- scanning all names -------------------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
@@ -271,9 +271,9 @@ class Seen(NamedTuple):
     notes: frozenset[str]
 
 
-def look(root: str) -> Seen:
-    """Look at all file names below a root, also behind its queues' symbolic links; OSError where that fails."""
-    steps = looking(RootLayout(root))
+def scan(root: str) -> Seen:
+    """Read all file names below a root, also behind its queues' symbolic links; OSError where that fails."""
+    steps = scanning(RootLayout(root))
     while True:
         try:
             next(steps)
@@ -281,8 +281,8 @@ def look(root: str) -> Seen:
             return done.value  # type: ignore[no-any-return]
 
 
-def looking(root: RootLayout) -> Generator[int, None, Seen]:
-    """Do what `look` does, and yield 0 for each name."""
+def scanning(root: RootLayout) -> Generator[int, None, Seen]:
+    """Do what `scan` does, and yield 0 for each name."""
     layouts = list(queue_layouts(root))
     for layout in layouts:
         _refuse_link(layout.private)
@@ -296,7 +296,7 @@ def looking(root: RootLayout) -> Generator[int, None, Seen]:
         elif _MARK.fullmatch(file):
             notes.add(file)
     for layout, its_notes in zip(layouts, own, strict=True):
-        if not _is_there(layout):  # it went during the look
+        if not _is_there(layout):  # it went during the scan
             notes -= its_notes
     return Seen(frozenset(references), frozenset(notes))
 
