@@ -29,8 +29,8 @@ from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.policies.backlog import Backlog, holders_of
 from dropq.policies.barrier import all_shares, given_back, number_before
 from dropq.policies.fair_share import FairShare
+from dropq.policies.matching import belonging, matcher
 from dropq.policies.routes import Routes
-from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
 from dropq.routing.forecast import Forecast, way_here
@@ -81,16 +81,16 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
         snapshot, settlement = _Snapshot(context), Claims(context)
         for where in UNSETTLED if state is None else (state,):
             explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
-            wanted = None if filter is None else wanting(context, filter, where)
+            matches = None if filter is None else matcher(context, filter, where)
             for file in listed(context, where):
                 found = explained(file)  # also for those that are left out: one may be a barrier
-                if wanted is None or wanted(file):
+                if matches is None or matches(file):
                     message = Message(settlement, where, file)
                     more = f"{_way_back(message)}{way_here(context, file)}{snapshot.of_bundle(message, file)}"
                     until = utc(found.until) if found.until else None
                     yield Explanation(message, found.why, f"{found.detail}{more}", found.holders, until)
             if where == "processing":
-                yield from _committed(settlement, wanted)
+                yield from _committed(settlement, matches)
         if state is None:
             yield from _in_transit(settlement, filter)
 
@@ -108,7 +108,7 @@ class _Snapshot:
         self._routes.look()
         self._forecast = Forecast(context)
         expression = context.config.barrier_expression
-        self._is_barrier = None if expression is None else wanting(context, expression)
+        self._is_barrier = None if expression is None else matcher(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
         self._ahead = 0
         self._distributor = Distributor(context) if context.layout.is_topic else None
@@ -318,21 +318,21 @@ class _MessageOnItsWay(Message):
         return self._path
 
 
-def _committed(settlement: Claims, wanted: Callable[[MessageFile], bool] | None) -> Iterator[Explanation]:
+def _committed(settlement: Claims, matches: Callable[[MessageFile], bool] | None) -> Iterator[Explanation]:
     context = settlement.context
     for file, path in sorted(committed(context), key=lambda found: found[1]):
-        if wanted is None or wanted(file):
+        if matches is None or matches(file):
             message = _MessageOnItsWay(settlement, "processing", file, path)
             yield Explanation(message, "committed", staged_checks.waits_for(context, path))
 
 
 def _in_transit(settlement: Claims, filter: str | None) -> Iterator[Explanation]:
     context = settlement.context
-    wanted = None if filter is None else wanting(context, filter, "target")
+    matches = None if filter is None else matcher(context, filter, "target")
     for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
         file = context.sidecars.file(name)
         detail = f"it is on its way to {row.goal}; such messages: {way_on(row, context.name)}"
-        if wanted is None or wanted(file):
+        if matches is None or matches(file):
             message = _MessageOnItsWay(settlement, "in-transit", file, f"{row.given}/{name}")
             yield Explanation(message, "transit", detail)
 

@@ -40,7 +40,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
-from dropq.policies.wanted import wanting
+from dropq.policies.matching import matcher
 from dropq.storage import liveness, reading
 from dropq.storage.liveness import Signs
 
@@ -66,7 +66,7 @@ class Barrier:
         self._context = context
         self._subscription = subscription
         #: Returns whether a waiting message is a barrier.
-        self.matches = wanting(context, context.config.barrier_expression)
+        self.matches = matcher(context, context.config.barrier_expression)
         self._out: Shares | None = None
         self._came_back = False
         self._delayed: list[Place] = []

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from dropq.errors import DropqError
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
-from dropq.policies.wanted import wanting
+from dropq.policies.matching import matcher
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
 
@@ -133,7 +133,7 @@ class FairShare:
     def _filter_of(self, other: Ticket) -> Callable[[MessageFile], bool] | None:
         try:
             text = (reading.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
-            return wanting(self._context, text) if text else None
+            return matcher(self._context, text) if text else None
         except (DropqError, ValueError) as error:  # it may need an extra: the subscription counts as taking all
             log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
             return None

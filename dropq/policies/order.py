@@ -12,7 +12,7 @@ from dropq.filters import Value, compile_expression
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, TargetView
-from dropq.policies.wanted import Lookups
+from dropq.policies.matching import Lookups
 from dropq.storage import reading
 
 #: The highest priority that an expression can give: AMPS's unsigned long.

@@ -22,7 +22,7 @@ from dropq.policies.backlog import MAY_TAKE, Backlog
 from dropq.policies.barrier import Barrier
 from dropq.policies.fair_share import FairShare
 from dropq.policies.lock import PolicyLock
-from dropq.policies.wanted import belonging
+from dropq.policies.matching import belonging
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context
 

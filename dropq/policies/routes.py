@@ -25,7 +25,7 @@ from dropq.format.names import DO_NOT_ROUTE
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transfers import behind
 from dropq.policies.circles import Circles, circle_at, in_use
-from dropq.policies.wanted import Lookups
+from dropq.policies.matching import Lookups
 from dropq.storage import reading
 from dropq.storage.failures import describe
 

@@ -27,7 +27,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.queue_notes import is_copied
 from dropq.policies.circles import Circles
 from dropq.policies.lock import PolicyLock
-from dropq.policies.wanted import deciding
+from dropq.policies.matching import deciding
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage

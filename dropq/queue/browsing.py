@@ -20,7 +20,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.view import TargetView
 from dropq.policies.build import view_of
-from dropq.policies.wanted import wanting
+from dropq.policies.matching import matcher
 from dropq.queue.message import Message, utc
 from dropq.storage import reading
 
@@ -52,7 +52,7 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
 
 def listed(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[MessageFile]:
     """Yield the files of a state's messages in order of delivery, by one listing."""
-    matches = None if filter is None else wanting(context, filter, state)
+    matches = None if filter is None else matcher(context, filter, state)
     with context.error_context("nothing was changed"):
         for file in _in_order(context, state):
             if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):

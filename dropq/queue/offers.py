@@ -25,8 +25,8 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.policies.build import view_of
+from dropq.policies.matching import belonging, matcher
 from dropq.policies.routes import Routes
-from dropq.policies.wanted import belonging, wanting
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.liveness import Presence
@@ -92,7 +92,7 @@ class Offers:
         self._presence = presence
         self._owners = owners
         self._deadline = deadline
-        self._matches = _all_of(belonging(context), None if filter is None else wanting(context, filter))
+        self._matches = _all_of(belonging(context), None if filter is None else matcher(context, filter))
         self._target = view_of(context, depth=context.config.target_queue_depth or context.timing.view_depth)
         self._acks = reading.Listing(context.layout.acks, context.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them

@@ -398,8 +398,8 @@ class Distributor:
         client = ""
         if names.may_be_marked(file.filename):
             client = self.context.sidecars.full(file.name).from_client
-        wanting = [feed for feed in feeds if feed.takes_all or feed.wants(file, state, client)]
-        return [feed for feed in wanting if feed.takes_all or feed.has_room()]
+        matching = [feed for feed in feeds if feed.takes_all or feed.wants(file, state, client)]
+        return [feed for feed in matching if feed.takes_all or feed.has_room()]
 
     def _copied_name(self, claim: Claim) -> str:
         """Return the file name of the copies: the message's own, without what happened to it here."""

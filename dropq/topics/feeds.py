@@ -19,8 +19,8 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import linked_queue, refuse_away, undecided_subscriptions
+from dropq.policies.matching import deciding
 from dropq.policies.send_limits import Tally
-from dropq.policies.wanted import deciding
 from dropq.staging.receivers import Receiver, give_word, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe

@@ -19,7 +19,7 @@ from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
-from dropq.policies.wanted import deciding
+from dropq.policies.matching import deciding
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.upkeep.archived import checked, identity_of, since

@@ -31,7 +31,7 @@ from dropq.lifecycle.sidecars import collect
 from dropq.lifecycle.transfers import other_host, stalled
 from dropq.policies import barrier
 from dropq.policies.build import view_of
-from dropq.policies.wanted import deciding
+from dropq.policies.matching import deciding
 from dropq.queue import stream_journal
 from dropq.staging import jobs
 from dropq.storage import liveness, reading

@@ -16,8 +16,8 @@ from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.filters import LIMIT, compile_filter, for_name
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.policies import wanted
-from dropq.policies.wanted import Lookups, wanting
+from dropq.policies import matching
+from dropq.policies.matching import Lookups, matcher
 from dropq.storage import reading
 
 
@@ -148,7 +148,7 @@ class TestListedFiles:
     def test_that_somebody_claimed_meanwhile_are_asked_again_when_they_come_back(self, make: Make) -> None:
         """What is gone has only NULLs for now, and that is not remembered."""
         queue = make()
-        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
+        test, target = matcher(queue.context, "/x = 1"), base(queue) / "target"
         assert not test(MessageFile("a.json", 5))
         (target / "a.json").write_text('{"x": 1}')
         assert test(MessageFile("a.json", 5))
@@ -169,7 +169,7 @@ class TestListedFiles:
     def test_that_come_under_the_name_of_one_that_went_are_asked_anew(self, make: Make) -> None:
         """A script may use a name twice; then the second file came at another time."""
         queue = make()
-        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
+        test, target = matcher(queue.context, "/x = 1"), base(queue) / "target"
         (target / "a.json").write_text('{"x": 1}')
         assert test(MessageFile("a.json", 5))
         (target / "a.json").write_text('{"x": 2}')
@@ -177,10 +177,10 @@ class TestListedFiles:
 
     def test_that_nobody_asks_for_any_more_are_forgotten(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is kept does not grow with what passes through a queue, and what is asked for again stays."""
-        monkeypatch.setattr(wanted, "REMEMBERED", 3)
+        monkeypatch.setattr(matching, "REMEMBERED", 3)
         read = bodies_read(monkeypatch)
         queue = make()
-        test, target = wanting(queue.context, "/x = 1"), base(queue) / "target"
+        test, target = matcher(queue.context, "/x = 1"), base(queue) / "target"
         for number in range(8):
             (target / f"{number}").write_text('{"x": 1}')
             assert test(MessageFile(str(number))) and test(MessageFile("0"))

@@ -26,10 +26,10 @@ REMEMBERED = 100_000
 
 def belonging(context: QueueContext) -> Callable[[MessageFile], bool] | None:
     """Return a function that tests waiting messages by the queue's own filter; None if it has no filter."""
-    return None if context.config.filter is None else wanting(context, context.config.filter)
+    return None if context.config.filter is None else matcher(context, context.config.filter)
 
 
-def wanting(context: QueueContext, filter: str, state: str = "target") -> Callable[[MessageFile], bool]:
+def matcher(context: QueueContext, filter: str, state: str = "target") -> Callable[[MessageFile], bool]:
     """Return a function that tests messages of a state by a filter.
 
     Raises:
