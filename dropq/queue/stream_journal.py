@@ -5,7 +5,7 @@ the subscriptions that claim for it, one for each run and listed before its firs
 Invariant: a message that a run claimed is in a batch, or goes into the next one; the file of a batch stays until all
 its messages are settled. The claims have leases, which a run renews while it lives. If a stream is not started again,
 its leases end and its messages return to the queue. A batch is settled as a whole: its messages with bad bodies are
-rejected, as `verdicts` has it, and all others are acknowledged.
+rejected, as `bad_bodies` has it, and all others are acknowledged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sending import deliver_delayed
 from dropq.lifecycle.settlement import Claims
+from dropq.queue.bad_bodies import BadBodyNotes, all_reasons, reject_bad
 from dropq.queue.lease_renewer import renew_held
 from dropq.queue.message import Message, ack_all, extend_all
-from dropq.queue.verdicts import Verdicts, all_reasons, reject_bad
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -117,7 +117,7 @@ class Journal:
         with self._error_context():
             self._earlier = frozenset(_runs(self._folder))
             self._inherited = frozenset(self._numbers())
-            self._inherited_verdicts = frozenset(reading.names_in(self._folder))
+            self._inherited_notes = frozenset(reading.names_in(self._folder))
             self._register()
 
     def _register(self) -> None:
@@ -202,17 +202,17 @@ class Journal:
                 self._batches[batch] = self._resume(batch)
             return list(self._batches[batch].values())
 
-    def judge(self, batch: int) -> Verdicts:
-        """Return where the tasks that read a batch say which messages are to be rejected when it is settled."""
+    def note_bad_bodies(self, batch: int) -> BadBodyNotes:
+        """Return where the tasks that read a batch note which messages are to be rejected when it is settled."""
         with self._lock, self._error_context():
-            verdicts = self._own_verdicts(batch)
-            verdicts.begin()
-            return verdicts
+            notes = self._own_notes(batch)
+            notes.begin()
+            return notes
 
     def _resume(self, batch: int) -> dict[str, Message]:
         if batch in self._numbers():
-            for verdicts in self._earlier_verdicts(batch):
-                verdicts.drop()  # the batch is read again, maybe with another schema
+            for notes in self._earlier_notes(batch):
+                notes.drop()  # the batch is read again, maybe with another schema
             return self._adopt_batch(batch)
         if batch <= max(self._settled(), default=0):
             log.warning("batch %d of %s was acknowledged before: it is not read again", batch, self._folder)
@@ -268,7 +268,7 @@ class Journal:
                 if number not in self._batches:
                     self._batches[number] = self._adopt_batch(number)
                 settled += self._settle_batch(number, self._batches[number])
-                self._drop_verdicts(number)
+                self._drop_notes(number)
                 if number in written:
                     self._mark_settled(number)
                 del self._batches[number]
@@ -287,7 +287,7 @@ class Journal:
 
     def _settle_batch(self, batch: int, messages: dict[str, Message]) -> int:
         """Settle messages, also those that returned because a lease ran out; return how many it settled."""
-        reasons = all_reasons((self._own_verdicts(batch), *self._earlier_verdicts(batch)))
+        reasons = all_reasons((self._own_notes(batch), *self._earlier_notes(batch)))
         rejected = _settle(messages, reasons)
         lost = {key for key, message in messages.items() if message.state == "processing"}
         again = self._claim_again(lost, self._bodies(batch) if lost else {})
@@ -301,22 +301,22 @@ class Journal:
                      batch, self._folder, len(gone), len(messages), gone[0].id)  # fmt: skip
         return len(messages) - len(gone)
 
-    def _own_verdicts(self, batch: int) -> Verdicts:
-        return Verdicts(self._context, f"{self._folder}/{_BAD.format(batch)}{self._subscription.id}")
+    def _own_notes(self, batch: int) -> BadBodyNotes:
+        return BadBodyNotes(self._context, f"{self._folder}/{_BAD.format(batch)}{self._subscription.id}")
 
-    def _earlier_verdicts(self, batch: int) -> list[Verdicts]:
-        """Return the verdicts of runs before this one: if Spark has committed the batch, the batch is settled by them.
+    def _earlier_notes(self, batch: int) -> list[BadBodyNotes]:
+        """Return the notes of runs before this one: if Spark has committed the batch, the batch is settled by them.
 
-        RACE: a run that began later may have verdicts of its own by now; this run must not touch them.
+        RACE: a run that began later may have notes of its own by now; this run must not touch them.
         """
-        names = (name for name in self._inherited_verdicts if name.startswith(_BAD.format(batch)))
-        return [Verdicts(self._context, f"{self._folder}/{name}") for name in names]
+        names = (name for name in self._inherited_notes if name.startswith(_BAD.format(batch)))
+        return [BadBodyNotes(self._context, f"{self._folder}/{name}") for name in names]
 
-    def _drop_verdicts(self, batch: int) -> None:
-        """Remove the verdicts on a batch all of whose messages are settled."""
+    def _drop_notes(self, batch: int) -> None:
+        """Remove the notes on a batch all of whose messages are settled."""
         for name in reading.names_in(self._folder):
             if name.startswith(_BAD.format(batch)):
-                Verdicts(self._context, f"{self._folder}/{name}").drop()
+                BadBodyNotes(self._context, f"{self._folder}/{name}").drop()
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 

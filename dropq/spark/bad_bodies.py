@@ -15,8 +15,8 @@ from shlex import quote
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from dropq.errors import DropqError
+from dropq.queue.bad_bodies import BadBodyNotes
 from dropq.queue.stream_journal import batch_key
-from dropq.queue.verdicts import Verdicts
 from dropq.spark.arrow_cast import BadBody
 from dropq.spark.options import ReadOptions
 
@@ -65,13 +65,13 @@ class Rejected(BadBodies):
     A body that an earlier try of the task found bad is not read again, so that each try has the same rows.
     """
 
-    def __init__(self, options: ReadOptions, folder: str, verdicts: Verdicts) -> None:
+    def __init__(self, options: ReadOptions, folder: str, notes: BadBodyNotes) -> None:
         super().__init__(options, folder, is_held=True)
-        self._verdicts = verdicts
+        self._notes = notes
         self._bad: list[str] = []
 
     def wanted(self, files: Iterable[str]) -> Iterable[str]:
-        known = self._verdicts.keys()
+        known = self._notes.keys()
         return (file for file in files if batch_key(file) not in known)
 
     def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,7 +79,7 @@ class Rejected(BadBodies):
             held = list(batches)
         except BadBody as error:
             reason = f"the body {self._problem(error)}"
-            self._verdicts.add(batch_key(file), reason)
+            self._notes.add(batch_key(file), reason)
             self._bad.append(f"{file}: {reason}")
         else:
             yield from held
@@ -122,10 +122,12 @@ class Nulls(BadBodies):
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def bad_bodies(options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, verdicts: Verdicts) -> BadBodies:
-    """Return what becomes of the bad bodies of a part; the verdicts note those that are to be rejected."""
+def bad_bodies(
+    options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, notes: BadBodyNotes
+) -> BadBodies:
+    """Return what becomes of the bad bodies of a part; the notes name those that are to be rejected."""
     if options.bad_bodies == "reject":
-        return Rejected(options, folder, verdicts)
+        return Rejected(options, folder, notes)
     if options.bad_bodies == "null":
         return Nulls(options, folder, schema)
     return BadBodies(options, folder, is_held=is_held)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from dropq.api import Queue, Root
 from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.format.layout import WITH_REASON
+from dropq.queue.bad_bodies import BadBodyNotes, reject_bad
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
 from dropq.queue.stream_journal import batch_key, check_semantics
-from dropq.queue.verdicts import Verdicts, reject_bad
 from dropq.spark.jms_words import check_words
 from dropq.spark.open_claims import claim_id, opened
 from dropq.spark.options import CLAIM_OPTIONS, ROOT_VARIABLE, ReadOptions, by_name
-from dropq.spark.reader import verdicts_of
+from dropq.spark.reader import bad_body_notes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,14 +83,14 @@ def claim(
         with _renewed(messages, subscription.lease):
             claimed = f"{subscription.id}:{len(messages)}"
             reader = spark.read.format("dropq").options(**_options(queue, claimed, options))
-            with _judged(queue, claimed) if rejects else nullcontext() as verdicts:
+            with _noted(queue, claimed) if rejects else nullcontext() as notes:
                 try:
                     with opened(spark, claim_id(queue.context, messages)):
                         yield (reader if schema is None else reader.schema(schema)).load()
                 except BaseException:
                     _release(messages)
                     raise
-                _reject(queue, messages, verdicts)
+                _reject(queue, messages, notes)
                 ack_all(message for message in messages if message.held)
         unsettled = [message for message in messages if message.state == "processing"]
         settled = _settled_owners(queue, unsettled)
@@ -120,19 +120,19 @@ def _found(queue: Queue | str, root: str | os.PathLike[str] | None) -> Queue:
 
 
 @contextmanager
-def _judged(queue: Queue, claimed: str) -> Iterator[Verdicts]:
+def _noted(queue: Queue, claimed: str) -> Iterator[BadBodyNotes]:
     """Let tasks say which messages are to be rejected; forget it when the messages are settled or returned."""
-    verdicts = verdicts_of(queue.context, claimed)
-    verdicts.begin()
+    notes = bad_body_notes(queue.context, claimed)
+    notes.begin()
     try:
-        yield verdicts
+        yield notes
     finally:
-        verdicts.drop()
-        queue.context.storage.remove_folder(os.path.dirname(verdicts.folder))
+        notes.drop()
+        queue.context.storage.remove_folder(os.path.dirname(notes.folder))
 
 
-def _reject(queue: Queue, messages: list[Message], verdicts: Verdicts | None) -> None:
-    reasons = verdicts.reasons() if verdicts else {}
+def _reject(queue: Queue, messages: list[Message], notes: BadBodyNotes | None) -> None:
+    reasons = notes.reasons() if notes else {}
     if rejected := reject_bad({batch_key(message.file): message for message in messages}, reasons):
         warning = "%d of %d messages of queue %s were rejected for their bodies, such as %s: see error/"
         log.warning(warning, len(rejected), len(messages), queue.name, rejected[0].id)

@@ -27,7 +27,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
-from dropq.queue.verdicts import Verdicts
+from dropq.queue.bad_bodies import BadBodyNotes
 from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, parser
@@ -58,7 +58,7 @@ class Part(InputPartition):
         identities: of those messages whose names alone do not tell.
         mark: of the queue, as the driver saw it.
         held: whether the messages are claimed for this read.
-        verdicts: the folder of the verdicts on the messages, where a bad body is to be rejected.
+        notes: the folder of the notes on the messages, where a bad body is to be rejected.
     """
 
     state: str
@@ -67,18 +67,16 @@ class Part(InputPartition):
     identities: dict[str, Identity] = field(default_factory=dict)
     mark: str = ""
     held: bool = False
-    verdicts: str = ""
+    notes: str = ""
 
 
-def parts(
-    state: str, files: Planned, size: int, mark: str, *, held: bool = False, verdicts: str = ""
-) -> Iterator[Part]:
+def parts(state: str, files: Planned, size: int, mark: str, *, held: bool = False, notes: str = "") -> Iterator[Part]:
     """Yield the planned files in parts of a size."""
     for start in range(0, len(files.names), size):
         chosen = list(files.names[start : start + size])
         arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
         identities = {name: files.identities[name] for name in chosen if name in files.identities}
-        yield Part(state, chosen, arrivals, identities, mark, held, verdicts)
+        yield Part(state, chosen, arrivals, identities, mark, held, notes)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -125,9 +123,9 @@ class Rows:
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = parser(body_format, self.options.escape)
-        part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
+        part, notes = files.part, BadBodyNotes(files.context, files.part.notes)
         message = MessageColumn(self.schema, files.context, part.arrivals)
-        bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)
+        bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, notes=notes)
         for file in bad.wanted(part.files):
             body = files.read(file, _body, surely=True)
             if body is None:
@@ -303,17 +301,17 @@ class QueueReader(Rows, DataSourceReader):
             check_words(context, filter, states)
             planned = plan(context, states, lambda state: browsing.listed_names(context, state, filter))
         size = part_size(sum(len(files.names) for files in planned.values()), self.options)
-        mark, verdicts = mark_of(context), verdicts_of(context, claimed).folder if claimed else ""
+        mark, notes = mark_of(context), bad_body_notes(context, claimed).folder if claimed else ""
         return [
             part
             for state, files in planned.items()
-            for part in parts(state, files, size, mark, held=claimed is not None, verdicts=verdicts)
+            for part in parts(state, files, size, mark, held=claimed is not None, notes=notes)
         ]
 
 
-def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
-    """Return the verdicts on a claiming batch; `claimed` as for `held`."""
-    return Verdicts(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
+def bad_body_notes(context: QueueContext, claimed: str) -> BadBodyNotes:
+    """Return the notes on bad bodies of a claiming batch; `claimed` as for `held`."""
+    return BadBodyNotes(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
 def held(context: QueueContext, claimed: str) -> Planned:

@@ -139,11 +139,11 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         return [
             part
             for batch, files in waiting.items()
-            for part in parts("processing", files, size, mark, held=True, verdicts=self._verdicts(journal, batch))
+            for part in parts("processing", files, size, mark, held=True, notes=self._notes(journal, batch))
         ]
 
-    def _verdicts(self, journal: Journal, batch: int) -> str:
-        return journal.judge(batch).folder if self.options.bad_bodies == "reject" else ""
+    def _notes(self, journal: Journal, batch: int) -> str:
+        return journal.note_bad_bodies(batch).folder if self.options.bad_bodies == "reject" else ""
 
     def commit(self, end: Offset) -> None:
         """Acknowledge the messages of every batch up to an offset."""

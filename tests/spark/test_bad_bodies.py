@@ -24,11 +24,11 @@ from pyspark.sql import types as t
 
 import dropq.spark
 from dropq import ConfigError, DropqError, LeaseLost, Message, Queue, Root, Subscription
+from dropq.queue.bad_bodies import BadBodyNotes, reject_bad
 from dropq.queue.stream_journal import batch_key
-from dropq.queue.verdicts import Verdicts, reject_bad
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import BODY_FORMATS
-from dropq.spark.reader import verdicts_of
+from dropq.spark.reader import bad_body_notes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,8 +74,8 @@ class Batch:
         self.subscription: Subscription = queue.subscribe(client_id="spark", max_backlog=None)
         self.messages: list[Message] = self.subscription.receive_many(n)
         self.claimed = f"{self.subscription.id}:{len(self.messages)}"
-        self.verdicts: Verdicts = verdicts_of(queue.context, self.claimed)
-        self.verdicts.begin()
+        self.notes: BadBodyNotes = bad_body_notes(queue.context, self.claimed)
+        self.notes.begin()
         self.reader: Any = source(queue, claimed=self.claimed, **options).reader(A)
         self.parts: Any = self.reader.partitions()
 
@@ -84,7 +84,7 @@ class Batch:
 
     def bad(self) -> list[bytes]:
         """The bodies that were found bad."""
-        keys = self.verdicts.keys()
+        keys = self.notes.keys()
         return [message.body for message in self.messages if batch_key(message.file) in keys]
 
 
@@ -126,7 +126,7 @@ def test_a_bad_body_has_no_rows_and_its_message_stays_claimed_until_the_batch_is
     assert len(where(queue)["processing"]) == 3
     assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == ["2 messages"]
     assert PROBLEM in caplog.text
-    reject_bad({batch_key(message.file): message for message in batch.messages}, batch.verdicts.reasons())
+    reject_bad({batch_key(message.file): message for message in batch.messages}, batch.notes.reasons())
     assert where(queue) == {"processing": [GOOD], "error": [BAD, BAD]}
     for message in queue.browse("error"):
         assert message.reason is not None
@@ -166,7 +166,7 @@ def test_a_try_that_dies_before_it_noted_a_bad_body_leaves_that_to_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Verdicts, "add", die)
+        patch.setattr(BadBodyNotes, "add", die)
         with pytest.raises(KeyboardInterrupt):
             batch.read()
     assert batch.bad() == []

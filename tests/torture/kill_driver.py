@@ -41,8 +41,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from dropq.lifecycle.settlement import Claims
+from dropq.queue.bad_bodies import BadBodyNotes
 from dropq.queue.stream_journal import Journal
-from dropq.queue.verdicts import Verdicts
 from dropq.spark import session
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import Options
@@ -321,14 +321,14 @@ class LoggedStreamReader(QueueStreamReader):
 @contextmanager
 def noting() -> Iterator[None]:
     """Take time over noting bad bodies."""
-    add = Verdicts.add
+    add = BadBodyNotes.add
 
-    def slow_add(verdicts: Verdicts, key: str, reason: str) -> None:
+    def slow_add(notes: BadBodyNotes, key: str, reason: str) -> None:
         draw_out(SMALL)
-        add(verdicts, key, reason)
+        add(notes, key, reason)
         draw_out(SMALL)
 
-    with replaced(Verdicts, add=slow_add):
+    with replaced(BadBodyNotes, add=slow_add):
         yield
 
 

@@ -1,7 +1,7 @@
 """Which messages of a batch have bad bodies: a small file for each, written by the process that read the body.
 
-Invariant: a verdict moves nothing. The message stays claimed until its batch is settled; then it is rejected with the
-reason in the verdict, and the other messages are acknowledged. So a process that reads the batch again, after a crash,
+Invariant: a note moves nothing. The message stays claimed until its batch is settled; then it is rejected with the
+reason in the note, and the other messages are acknowledged. So a process that reads the batch again, after a crash,
 finds the same messages and leaves out the same bodies.
 """
 
@@ -17,8 +17,8 @@ from dropq.queue.message import Message
 from dropq.storage import reading
 
 
-class Verdicts:
-    """The verdicts of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
+class BadBodyNotes:
+    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
 
     def __init__(self, context: QueueContext, folder: str) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Verdicts:
         return {key: _reason(f"{self.folder}/{key}") for key in self.keys()}
 
     def drop(self) -> None:
-        """Forget all verdicts, when every message of the batch is settled."""
+        """Forget all notes, when every message of the batch is settled."""
         self._context.storage.remove_tree(self.folder)
 
 
@@ -66,13 +66,13 @@ def reject_bad(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> l
     return rejected
 
 
-def all_reasons(verdicts: Iterable[Verdicts]) -> dict[str, str]:
-    """Return why messages are to be rejected, by any of some verdicts."""
-    return {key: reason for each in verdicts for key, reason in each.reasons().items()}
+def all_reasons(notes: Iterable[BadBodyNotes]) -> dict[str, str]:
+    """Return why messages are to be rejected, by any of some notes."""
+    return {key: reason for each in notes for key, reason in each.reasons().items()}
 
 
 def _reason(path: str) -> str:
     try:
         return str(reading.parse_json(reading.read_small(path) or b"", any_text=True)["reason"])  # type: ignore[index]
     except (ValueError, TypeError, KeyError):
-        return "the body cannot be read"  # somebody damaged the verdict; that it is there is what counts
+        return "the body cannot be read"  # somebody damaged the note; that it is there is what counts

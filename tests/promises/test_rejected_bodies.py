@@ -45,16 +45,16 @@ def clock() -> Clock:
 
 
 def judge(journal: Journal, batch: int, message: Message) -> None:
-    journal.judge(batch).add(batch_key(message.file), REASON)
+    journal.note_bad_bodies(batch).add(batch_key(message.file), REASON)
 
 
 def work(journal: Journal, batch: int, checkpoint: Checkpoint) -> None:
     """Read a batch as tasks do, and commit it; its bad body is noted, and does not count as read."""
     messages = journal.messages(batch)
-    verdicts = journal.judge(batch)
+    notes = journal.note_bad_bodies(batch)
     for message in messages:
         if message.body == BAD:
-            verdicts.add(batch_key(message.file), REASON)
+            notes.add(batch_key(message.file), REASON)
     checkpoint.write("read", batch, [(id, body) for id, body in content(messages) if body != BAD])
     journal.renew()
     checkpoint.write("commit", batch)
@@ -78,20 +78,20 @@ def nothing(queue: Queue, checkpoint: Checkpoint) -> None:
     """The first run is yet to come."""
 
 
-def a_batch_that_was_judged_and_not_committed(queue: Queue, checkpoint: Checkpoint) -> None:
+def a_batch_that_was_noted_and_not_committed(queue: Queue, checkpoint: Checkpoint) -> None:
     journal = run(queue)
     checkpoint.write("offset", latest(journal, 0))
     judge(journal, 1, journal.messages(1)[0])  # of a schema that this body did not fit
     judge(journal, 1, journal.messages(1)[1])
 
 
-def a_batch_that_was_judged_and_committed(queue: Queue, checkpoint: Checkpoint) -> None:
+def a_batch_that_was_noted_and_committed(queue: Queue, checkpoint: Checkpoint) -> None:
     journal = run(queue)
     checkpoint.write("offset", latest(journal, 0))
     work(journal, 1, checkpoint)
 
 
-@pytest.fixture(params=[nothing, a_batch_that_was_judged_and_not_committed, a_batch_that_was_judged_and_committed])
+@pytest.fixture(params=[nothing, a_batch_that_was_noted_and_not_committed, a_batch_that_was_noted_and_committed])
 def before(request: pytest.FixtureRequest) -> Callable[[Queue, Checkpoint], None]:
     """What an earlier run left."""
     return request.param  # type: ignore[no-any-return]
@@ -153,7 +153,7 @@ def test_an_error_at_any_step_leaves_each_bad_message_to_be_rejected_once(tmp_pa
     pytest.fail("the run never came to its end")
 
 
-def test_a_verdict_counts_for_a_message_that_returned_when_its_lease_ran_out(
+def test_a_note_counts_for_a_message_that_returned_when_its_lease_ran_out(
     queue: Queue, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.send_many(ALL[:2])
@@ -179,7 +179,7 @@ def test_a_run_that_reads_a_batch_again_forgets_what_the_one_before_found_bad(qu
     first, second = later.messages(1)
     judge(later, 1, second)
     with pytest.raises(DropqError, match="a bad body was found, and its message stays claimed"):
-        earlier._own_verdicts(1).add(batch_key(first.file), "by a task of the earlier run that is still there")
+        earlier._own_notes(1).add(batch_key(first.file), "by a task of the earlier run that is still there")
     later.settle(1)
     assert where(queue) == {"processed": [b"0"], "error": [BAD]}
 
@@ -212,12 +212,12 @@ def test_a_bad_message_that_somebody_settled_meanwhile_stays_where_it_is(queue: 
     assert where(queue) == {"processed": [good.body], "target": [BAD]}
 
 
-def test_a_damaged_verdict_rejects_the_message_all_the_same(queue: Queue) -> None:
+def test_a_damaged_note_rejects_the_message_all_the_same(queue: Queue) -> None:
     queue.send(BAD)
     journal = run(queue)
     latest(journal, 0)
     judge(journal, 1, journal.messages(1)[0])
-    (verdict,) = (base(queue) / ".dropq" / "streams" / "s").glob("bad-1.*/*")
-    verdict.write_bytes(b"")
+    (note,) = (base(queue) / ".dropq" / "streams" / "s").glob("bad-1.*/*")
+    note.write_bytes(b"")
     journal.settle(1)
     assert where(queue) == {"error": [BAD]}
