@@ -388,14 +388,14 @@ class Queue(Sender):
             self._overflowing = {other.name: other}
         return other
 
-    def _letters(self) -> Sender | None:
+    def _missing_queue_sender(self) -> Sender | None:
         if self.exists():
             return None
-        from dropq.queue.lost_sends import lost_sends
+        from dropq.queue.missing_queue import missing_queue_sender
 
         # To a topic, or to a view, whose topic is missing.
         publishes = self._is_topic or (self._opened is not None and type(self._opened) is not Outlet)
-        return lost_sends(self.root.context, self.name, publishes=publishes)
+        return missing_queue_sender(self.root.context, self.name, publishes=publishes)
 
     @property
     def layout(self) -> QueueLayout:

@@ -14,7 +14,7 @@ from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
-from dropq.queue.lost_sends import lost_sends
+from dropq.queue.missing_queue import missing_queue_sender
 from dropq.queue.sender import Sender
 
 
@@ -68,8 +68,8 @@ def reply_queue(request: Request) -> Sender:
     except (InvalidName, NoSuchQueue) as error:
         address = name.removeprefix(names.TOPIC_REPLY)
         root = request.context.root
-        if isinstance(error, NoSuchQueue) and (letters := lost_sends(root, address)) is not None:
-            return letters
+        if isinstance(error, NoSuchQueue) and (sender := missing_queue_sender(root, address)) is not None:
+            return sender
         if names.is_temporary(name):
             raise NoSuchQueue(
                 f"nobody waits any more for the answer to {of_message}, correlation id "

@@ -101,7 +101,7 @@ class Sender:
         """The queues and topics that got messages because the queue was full."""
         return frozenset(other._goal.name for other in self._overflowing.values())
 
-    def _letters(self) -> Sender | None:
+    def _missing_queue_sender(self) -> Sender | None:
         """Return what takes the messages if the queue is not there, and not away; None if it is, or nothing does."""
         return None
 
@@ -111,7 +111,7 @@ class Sender:
 
     def _instead(self, refused: QueueFull | NoSuchQueue) -> Sender:
         """Return what takes the messages instead, as this is full, or not there; raise the error if nothing does."""
-        other = self._overflow(refused) if isinstance(refused, QueueFull) else self._letters()
+        other = self._overflow(refused) if isinstance(refused, QueueFull) else self._missing_queue_sender()
         if other is None:
             raise refused
         return other
@@ -122,7 +122,7 @@ class Sender:
         Where the call can be made `once` only, as it reads what it sends, this looks first whether the queue is there;
         whether there is room is asked before anything is read.
         """
-        goal = (self._letters() or self) if once else self
+        goal = (self._missing_queue_sender() or self) if once else self
         try:
             return send(goal)
         except (QueueFull, NoSuchQueue) as refused:
@@ -236,9 +236,9 @@ class Sender:
         """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
         rest = iter(messages)
         while batch := list(islice(rest, BATCH)):
-            self._send_batch_or_letters(batch, sent)
+            self._send_batch_to_who_takes(batch, sent)
 
-    def _send_batch_or_letters(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+    def _send_batch_to_who_takes(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         before = len(sent)
         self._to_who_takes(lambda goal: goal._send_admitted(batch[len(sent) - before :], sent))
 

@@ -19,15 +19,15 @@ log = logging.getLogger("dropq")
 NO_SUCH_QUEUE = "no_such_queue"
 
 
-class LostSends(Sender):
+class MissingQueueSender(Sender):
     """What sends to the dead-letter queue what was meant for a queue that is not there.
 
     The limits of the dead-letter queue are for its own senders: they refuse no dead letter.
     """
 
-    def __init__(self, letters: QueueContext, origin: str) -> None:
+    def __init__(self, destination: QueueContext, origin: str) -> None:
         self.name = origin
-        self._opened = Outlet(letters)
+        self._opened = Outlet(destination)
         self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
@@ -41,7 +41,7 @@ class LostSends(Sender):
         return super()._address_of(body, headers._replace(expires_in=None, delay=None), **how)
 
 
-def lost_sends(root: RootContext, origin: str, *, publishes: bool = False) -> LostSends | None:
+def missing_queue_sender(root: RootContext, origin: str, *, publishes: bool = False) -> MissingQueueSender | None:
     """Return what takes the sends to a missing queue; None if nothing does, or it is there; Unavailable if away."""
     if find_layout(root.layout.path, origin) is not None:
         return None
@@ -50,11 +50,11 @@ def lost_sends(root: RootContext, origin: str, *, publishes: bool = False) -> Lo
     if name is None or name == origin or publishes:
         return None
     try:
-        letters = open_queue(root, name)
+        destination = open_queue(root, name)
     except DropqError as error:
         log.warning("queue %s is not there, and its messages cannot become dead letters: %s", origin, error)
         return None
-    if letters.layout.topic:
+    if destination.layout.topic:
         log.warning("queue %s is not there, and the dead-letter queue %s is a topic: it gets nothing", origin, name)
         return None
-    return LostSends(letters, origin)
+    return MissingQueueSender(destination, origin)
