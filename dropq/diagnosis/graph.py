@@ -30,7 +30,7 @@ from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.distribution import Distributor
-from dropq.topics.feeding import is_fed_by
+from dropq.topics.receiver_topics import gets_from
 
 #: How many waiting messages of a queue with selectors are looked at, from the first on.
 LOOKED_AT = 100
@@ -232,7 +232,7 @@ class _Look:
         """Note from which topics a subscription or a view gets messages."""
         if (kind := _kind(context)) in ("view", "subscription"):
             for name, topic in self._opened.items():
-                if topic.layout.is_topic and is_fed_by(context, name):
+                if topic.layout.is_topic and gets_from(context, name):
                     self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
         yield from ()
 

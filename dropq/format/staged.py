@@ -1,8 +1,8 @@
 """The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it.
 
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
-claim lies in it as `whole`, the attempt is committed. A part for a receiver is `TOKEN~NAME`; a part that stays in the
-queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
+claim lies in it as `whole`, the attempt is committed. A part for a destination is `TOKEN~NAME`; a part that stays in
+the queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
 
 `.dropq/reassembly/` has a folder `STATE,TOKEN` for each attempt to put parts that lay in STATE together again; `.back`
 behind it says that they go back.
@@ -78,12 +78,12 @@ def claim_of(owner: str) -> str:
 
 
 def part_name(token: str, own_name: str) -> str:
-    """Return the name of a part: the token of its receiver, and the file name that it gets there."""
+    """Return the name of a part: the token of its destination, and the file name that it gets there."""
     return f"{token}~{own_name}"
 
 
 def part_of(file: str) -> tuple[str, str] | None:
-    """Return the token of a part's receiver, and its file name there; None for the name of no part."""
+    """Return the token of a part's destination, and its file name there; None for the name of no part."""
     found = _PART.fullmatch(file)
     return None if found is None else (found[1], found[2])
 

@@ -476,7 +476,7 @@ def move_with_reason(
 
 
 def set_part_aside(context: QueueContext, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
-    """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""
+    """Move a part of a committed message, which cannot reach its destination any more, to error/ with a reason."""
     name = naming.marked(context.sidecars.parse(own_name))
     with suppress(FileNotFoundError):  # RACE: another roll-forward was first
         move_with_reason(context, path, "error", name, reason, details)

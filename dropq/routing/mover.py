@@ -30,8 +30,8 @@ from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse
 from dropq.routing.plans import Plan, Planner, Target
 from dropq.staging.copies import LEASE, Renewal
+from dropq.staging.destinations import DestinationFolder, give_word, make_known
 from dropq.staging.fan_out import fan_out, set_closed_aside
-from dropq.staging.receivers import Receiver, give_word, make_known
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -160,8 +160,8 @@ class Mover:
         """Make all copies of a message by one commit; return False if it stays."""
         context, claims = self._context, Claims(self._context)
         try:
-            to = {(receiver := self._receiver(target)).token: (receiver, target) for target in plan.targets}
-            receivers, targets = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
+            to = {(folder := self._folder_for(target)).token: (folder, target) for target in plan.targets}
+            folders, targets = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
             with context.error_context("the message stays in target/"):
                 mark = own_mark(context)
         except DropqError as error:
@@ -174,8 +174,8 @@ class Mover:
         archived = plan.is_last and not self._planner.unroutable.has_subscriptions
         try:
             renew = Renewal(claims, claim)
-            for receiver in receivers:
-                make_known(context.layout, receiver, context.storage)
+            for folder in folders:
+                make_known(context.layout, folder, context.storage)
 
             def write(folder: str, at: int, parts: Sequence[str]) -> None:
                 for part, target in zip(parts, targets, strict=True):
@@ -184,7 +184,7 @@ class Mover:
                     context.storage.copy(claim.path, f"{folder}/{part}", like=like, between=renew)
 
             done = fan_out(
-                context, claim, receivers, write, copied, context.layout.target, back_as=None if archived else back,
+                context, claim, folders, write, copied, context.layout.target, back_as=None if archived else back,
             )  # fmt: skip
         except LeaseLost:
             return True  # RACE: a sweep took this process for dead: the next look does it again
@@ -219,7 +219,7 @@ class Mover:
             back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
         return sidecars.fit(copied), sidecars.fit(back)
 
-    def _receiver(self, known: Target) -> Receiver:
+    def _folder_for(self, known: Target) -> DestinationFolder:
         """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
         target, path = known.context, self._context.root.layout.path
         try:
@@ -228,6 +228,6 @@ class Mover:
                 folder = row_to(self._context, Goal(target.root.layout, target.name, target.layout)).folder
             else:
                 give_word(target)
-            return Receiver(path, os.path.relpath(folder, path))
+            return DestinationFolder(path, os.path.relpath(folder, path))
         except OSError as error:
             raise target.refused(error, "the message stays in target/") from error

@@ -1,11 +1,11 @@
 """Many files, one commit: a claimed message is staged as parts, committed by one rename, and rolled forward.
 
-A part is a copy for a receiver, or it stays in the queue: a record of a bundle, or what is left of one. A holder stages
-the parts in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a holder that lost
-the claim cannot. From then on any process may move each part. `whole` is archived, or unlinked, last, once a listing
-showed no part. A sweep drops a folder that its holder will not commit: it makes a fence there, a
-folder of the name `whole`. If a commit and a fence meet, the first to have the name wins. No staged
-folder is ever renamed, or removed with anything in it.
+A part is a copy for a destination, or it stays in the queue: a record of a bundle, or what is left of one. A holder
+stages the parts in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a holder that
+lost the claim cannot. From then on any process may move each part. `whole` is archived, or unlinked, last, once a
+listing showed no part. A sweep drops a folder that its holder will not commit: it makes a fence there, a folder of the
+name `whole`. If a commit and a fence meet, the first to have the name wins. No staged folder is ever renamed, or
+removed with anything in it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropp
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
 from dropq.lifecycle.settlement import Claims
-from dropq.staging.named import is_named
-from dropq.staging.receivers import (
-    Receiver,
+from dropq.staging.destinations import (
+    DestinationFolder,
     identity_of,
     is_away,
     is_being_removed,
-    open_receiver,
+    open_destination,
     take_each,
     tokens,
     words_of,
 )
+from dropq.staging.named import is_named
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import SYNCED_TOGETHER
@@ -79,7 +79,7 @@ class Staged(NamedTuple):
     Attributes:
         at: the folder's descriptor.
         parts: the names of the parts.
-        receivers: who gets each.
+        destinations: who gets each.
         copied_name: the file name that each gets there.
         own_name: the file name that the message itself gets at the end.
         end: the state that it ends in: processed, or target.
@@ -88,7 +88,7 @@ class Staged(NamedTuple):
 
     at: int
     parts: Sequence[str]
-    receivers: Sequence[Receiver]
+    destinations: Sequence[DestinationFolder]
     copied_name: str
     own_name: str
     end: str
@@ -127,33 +127,33 @@ class Rolled:
 def fan_out(
     context: QueueContext,
     claim: Claim,
-    receivers: Sequence[Receiver],
+    destinations: Sequence[DestinationFolder],
     write: Write,
     copied_name: str,
     came_from: str,
     *,
     back_as: str | None = None,
 ) -> bool | None:
-    """Turn a claimed message into a copy for each receiver; return whether each has it, or else they will get it.
+    """Turn a claimed message into a copy for each destination; return whether each has it, or else they will get it.
 
     It returns None where nothing was committed, and the message is still claimed: then the caller begins again, with
-    the receivers that there are by now.
+    the destinations that there are by now.
 
     Args:
-        receivers: who gets a copy; at least one.
+        destinations: who gets a copy; at least one.
         back_as: the unique file name under which the message itself returns to target/; None archives it.
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
-        Unavailable: somebody writes to the body; the message is still claimed, and no receiver has it.
+        Unavailable: somebody writes to the body; the message is still claimed, and no destination has it.
         StorageError: the copies could not be staged; the same.
     """
     end, own_name = ("processed", claim.own_name) if back_as is None else ("target", back_as)
     with error_context(UNSTAGED):
         folder = _new_folder(context, claim, end, own_name)
         at = reading.open_folder(folder)
-    parts = [part_name(receiver.token, copied_name) for receiver in receivers]
-    staged = Staged(at, parts, receivers, copied_name, own_name, end, came_from)
+    parts = [part_name(destination.token, copied_name) for destination in destinations]
+    staged = Staged(at, parts, destinations, copied_name, own_name, end, came_from)
     try:
         return _commit_parts(context, claim, folder, staged, lambda: write(folder, at, parts), UNSTAGED)
     finally:
@@ -423,17 +423,17 @@ class _Mover:
         self._folder = folder
         self._staged: Staged | None = None
         self._own: Sequence[OwnPart] | None = None
-        self._receivers: dict[str, Receiver] = {}
+        self._destinations: dict[str, DestinationFolder] = {}
         self._owner: int | None = None
         self._read_words: Counter[str] | None = None
 
     def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
         self._staged = staged
-        left = take_each(staged.receivers, staged.at, staged.parts, staged.copied_name, self._context.storage)
+        left = take_each(staged.destinations, staged.at, staged.parts, staged.copied_name, self._context.storage)
         if not left:
             return True
-        self._receivers = {receiver.token: receiver for receiver in staged.receivers}
+        self._destinations = {destination.token: destination for destination in staged.destinations}
         return self.move(left)
 
     def move_own(self, parts: Sequence[OwnPart]) -> bool:
@@ -460,13 +460,13 @@ class _Mover:
         if self._own is not None:
             self._sync_own({part.state for part in self._own})
         elif self._staged is None:
-            # Who finds no part left does not know where the parts went: those of a topic to receivers, others here.
+            # Who finds no part left does not know where the parts went: those of a topic to its receivers, others here.
             self._sync_own(PART_STATES)
             self._sync_known()
         else:
-            for receiver in self._staged.receivers:
+            for destination in self._staged.destinations:
                 with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
-                    receiver.sync(storage)
+                    destination.sync(storage)
         storage.sync(self._folder)
 
     def drop_reasons(self) -> None:
@@ -485,8 +485,8 @@ class _Mover:
         found = tokens(self._context.layout)
         try:
             for token in found if len(found) < SYNCED_TOGETHER else ():
-                if (receiver := self._find(token)) is not None:
-                    receiver.sync(self._context.storage)
+                if (destination := self._find(token)) is not None:
+                    destination.sync(self._context.storage)
         except (OSError, ValueError) as error:  # one of them cannot be opened, and may be none of this message's
             log.debug("%s: all of its file system is synced, as %s", self._folder, describe(error))
         else:
@@ -502,23 +502,23 @@ class _Mover:
         if found is None:
             raise ValueError("it is no part of a message: look at it, then move it by hand")
         token, own_name = found
-        if token not in self._receivers and (why := left_to_owner(self._context, source, token, self._whose)):
+        if token not in self._destinations and (why := left_to_owner(self._context, source, token, self._whose)):
             raise ValueError(why)
-        receiver = self._receivers.get(token) or self._find(token)
-        if receiver is None:
+        destination = self._destinations.get(token) or self._find(token)
+        if destination is None:
             return self._set_aside(source, token, own_name)
-        if was_brought_back(source) and self._has_arrived(source, receiver, own_name):
+        if was_brought_back(source) and self._has_arrived(source, destination, own_name):
             self._context.storage.unlink(source)
             return True
         try:
-            self._take(receiver, source, own_name)
+            self._take(destination, source, own_name)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 raise
             if not reading.exists(source):
                 return True  # RACE: another roll-forward moved it
-            if open_receiver(self._root, receiver.identity, self._words) is not None:
-                raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
+            if open_destination(self._root, destination.identity, self._words) is not None:
+                raise  # the destination stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
             return self._set_aside(source, token, own_name)
         return True
 
@@ -542,43 +542,43 @@ class _Mover:
         end_part(self._context, source, part.state, part.own_name, f"{self._folder}/{part.reason}")
         return True
 
-    def _has_arrived(self, source: str, receiver: Receiver, own_name: str) -> bool:
-        """Return whether a part lies in its receiver, too; what its receiver only holds privately is not found."""
-        folders = QueueLayout.flat(f"{self._root}/{receiver.identity.path}").folders
+    def _has_arrived(self, source: str, destination: DestinationFolder, own_name: str) -> bool:
+        """Return whether a part lies in its destination, too; what that only holds privately is not found."""
+        folders = QueueLayout.flat(f"{self._root}/{destination.identity.path}").folders
         return _lies_in([folders[state] for state in STATES], source, self._context, own_name)
 
-    def _take(self, receiver: Receiver, source: str, own_name: str) -> None:
-        """Rename a part into a receiver's target/; a name that is taken there belongs to another message."""
+    def _take(self, destination: DestinationFolder, source: str, own_name: str) -> None:
+        """Rename a part into a destination's target/; a name that is taken there belongs to another message."""
         storage = self._context.storage
         with suppress(FileExistsError):
-            if receiver.take(source, own_name, storage):
+            if destination.take(source, own_name, storage):
                 return
         copy = naming.copy_name(self._context, self._context.sidecars.parse(own_name))
-        receiver.take_as(source, copy, storage)
+        destination.take_as(source, copy, storage)
 
-    def _find(self, token: str) -> Receiver | None:
-        """Open the receiver of a token; return None if it is gone."""
+    def _find(self, token: str) -> DestinationFolder | None:
+        """Open the destination of a token; return None if it is gone."""
         identity = identity_of(self._context.layout, token)
-        return None if identity is None else open_receiver(self._root, identity, self._words)
+        return None if identity is None else open_destination(self._root, identity, self._words)
 
     def _set_aside(self, source: str, token: str, own_name: str) -> bool:
-        """Move the part of a receiver that is gone to error/; return False where it may come back.
+        """Move the part of a destination that is gone to error/; return False where it may come back.
 
         RACE: a delete may hide a view, and bring it back at once: so the view is looked for once more.
         """
-        known_here = self._receivers.get(token)
+        known_here = self._destinations.get(token)
         identity = identity_of(self._context.layout, token) if known_here is None else known_here.identity
         if identity is not None and (
             is_being_removed(self._root, identity)
-            or open_receiver(self._root, identity, self._words) is not None
+            or open_destination(self._root, identity, self._words) is not None
             or is_away(self._context.root.layout, identity)
         ):
             return False
         if not reading.exists(source):
             return True  # RACE: another roll-forward moved it
-        receiver = token if identity is None else identity.path
-        set_part_aside(self._context, source, own_name, "receiver_gone", {"receiver": receiver})
-        log.warning("receiver %s is gone: its copy of %s is in error/", receiver, own_name)
+        destination = token if identity is None else identity.path
+        set_part_aside(self._context, source, own_name, "receiver_gone", {"receiver": destination})
+        log.warning("receiver %s is gone: its copy of %s is in error/", destination, own_name)
         return True
 
     @property

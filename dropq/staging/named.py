@@ -1,4 +1,4 @@
-"""Which receivers a configuration names: only to those does a process move the part that another user staged.
+"""Which destinations a configuration names: only to those does a process move the part that another user staged.
 
 Who may write in `.dropq/staged/` and `.dropq/receivers/` of a queue could else have a process with more rights put a
 file into any queue of the root.
@@ -17,17 +17,17 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import rows
 from dropq.policies import selectors
-from dropq.staging.receivers import Identity
+from dropq.staging.destinations import Identity
 
 
-def is_named(context: QueueContext, receiver: Identity) -> bool:
-    """Return whether a configuration names a receiver of what lies in a queue.
+def is_named(context: QueueContext, destination: Identity) -> bool:
+    """Return whether a configuration names a destination of what lies in a queue.
 
     These are the subscriptions of a topic and of those above it, the views on it, and the queues that the selectors of
     a queue name, also as the row for one on another file system.
     """
     root = context.root.layout.path
-    path = f"{root}/{receiver.path}"
+    path = f"{root}/{destination.path}"
     return _is_fed(context, path) if context.layout.is_topic else path in _bases(context)
 
 
@@ -63,7 +63,7 @@ def _bases(context: QueueContext) -> Iterator[str]:
             try:
                 addresses.add(open_queue(root, one.to).config.default_publish_target or one.to)
             except DropqError:
-                continue  # the part for it stays, or goes where that of a receiver goes which is gone
+                continue  # the part for it stays, or goes where that of a destination goes which is gone
     for address in addresses:
         yield from (layout.base for layout in layouts(root.layout.path, address))
     yield from (row.folder for row in rows(context.layout) if not row.root and row.queue in addresses)

@@ -1,7 +1,8 @@
-"""Distribution: what is published to a topic becomes a copy for each of its feeds, by one commit.
+"""Distribution: what is published to a topic becomes a copy for each of its receivers, by one commit.
 
-A publisher, a consumer of a feed, a sweep or a router may distribute, any number at once: the claim decides who does.
-Filters and room are looked at before the claim, and again for the feeds that stand after it. A message that cannot be
+A publisher, a consumer of a receiver, a sweep or a router may distribute, any number at once: the claim decides who
+does. Filters and room are looked at before the claim, and again for the receivers that stand after it. A message that
+cannot be
 distributed now holds the topic, so that messages arrive in their order: those behind it wait, too.
 """
 
@@ -39,7 +40,7 @@ from dropq.storage.failures import describe, error_context
 from dropq.storage.files import COPIED_AT_ONCE
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import Watch
-from dropq.topics.feeds import Feed, Feeds
+from dropq.topics.receivers import Receiver, Receivers
 
 log = logging.getLogger("dropq")
 
@@ -64,7 +65,7 @@ class Distributor:
         self.context = context
         self._claims = Claims(context)
         shared = reading.is_shared(context.layout.base)
-        self._feeds = Feeds(context, shared=shared)
+        self._receivers = Receivers(context, shared=shared)
         self._routes = Routes(context)
         self._target = reading.Listing(context.layout.target, context.clock, shared=shared)
         random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
@@ -247,13 +248,13 @@ class Distributor:
             text = "this user may not read its body: a process that may distributes it, any other moves it to error/"
             return Decision(True, "unreadable", text)
         try:
-            chosen = self._chosen(self._feeds.now(), file, "target")
+            chosen = self._chosen(self._receivers.now(), file, "target")
         except Unavailable as error:
             return Decision(False, "receiver", str(error))
-        for feed in chosen:
-            feed.foresee()
+        for receiver in chosen:
+            receiver.foresee()
         text = f"the next publisher, consumer of a receiver, or `dropq sweep {quote(self.context.name)}` distributes it"
-        return Decision(True, "ready", text, tuple(feed.address for feed in chosen))
+        return Decision(True, "ready", text, tuple(receiver.address for receiver in chosen))
 
     def what_holds(self) -> str:
         """Return why the first message that waits cannot be distributed now; "" if it can, or none waits."""
@@ -285,7 +286,7 @@ class Distributor:
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def _distribute(self, file: MessageFile, *, again: bool) -> bool | None:
-        """Claim a message that waits, and distribute it; return whether all feeds have it, None if it was claimed.
+        """Claim a message that waits, and distribute it; return whether all receivers have it, None if it was claimed.
 
         Filters and room are looked at before the claim, so that what cannot be distributed now is not touched.
 
@@ -295,7 +296,7 @@ class Distributor:
         Raises:
             Unavailable: it cannot be distributed now, and waits.
         """
-        asked = self._feeds.latest() if again else self._feeds.now()
+        asked = self._receivers.latest() if again else self._receivers.now()
         try:
             chosen = self._chosen(asked, file, "target")
         except Unavailable:
@@ -316,8 +317,8 @@ class Distributor:
         claim: Claim,
         came_from: str,
         body: bytes | memoryview | None,
-        asked: Sequence[Feed],
-        chosen: Sequence[Feed],
+        asked: Sequence[Receiver],
+        chosen: Sequence[Receiver],
     ) -> bool:
         """Distribute a claimed message, as `_share_out` does; give it back where that fails."""
         try:
@@ -343,10 +344,10 @@ class Distributor:
         claim: Claim,
         came_from: str,
         body: bytes | memoryview | None,
-        asked: Sequence[Feed],
-        chosen: Sequence[Feed],
+        asked: Sequence[Receiver],
+        chosen: Sequence[Receiver],
     ) -> bool:
-        """Distribute a claimed message; `asked` are the feeds that were looked at before, and `chosen` get it."""
+        """Distribute a claimed message; `asked` are the receivers that were looked at before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
         if has_expired(self.context, claimed):
             self._claims.set_aside(claim, "expired", "time_limit")
@@ -355,23 +356,27 @@ class Distributor:
             return True
         own_name = self._copied_name(claim)
         while True:
-            standing = self._feeds.now()
+            standing = self._receivers.now()
             if not asked:
                 chosen = self._chosen(standing, claimed, "processing")
             elif standing is not asked:
                 known, still = set(map(id, asked)), set(map(id, standing))
-                new = [feed for feed in standing if id(feed) not in known]
-                chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
+                new = [receiver for receiver in standing if id(receiver) not in known]
+                chosen = [receiver for receiver in chosen if id(receiver) in still] + self._chosen(
+                    new, claimed, "processing"
+                )
             if not chosen:
                 self._claims.archive_uncounted(claim)
                 return True
-            if not names.tells_time(own_name) and any(feed.context.sidecars.ignored(own_name) for feed in chosen):
+            if not names.tells_time(own_name) and any(
+                receiver.context.sidecars.ignored(own_name) for receiver in chosen
+            ):
                 own_name = naming.coded(self.context, own_name, claim.arrival or reading.changed_ms(claim.path))
             if names.sidecar_of(own_name):
-                for feed in chosen:
-                    feed.context.sidecars.make_known()
-            receivers = [feed.receiver for feed in chosen]
-            done = fan_out(self.context, claim, receivers, self._writer(claim, body, chosen), own_name, came_from)
+                for receiver in chosen:
+                    receiver.context.sidecars.make_known()
+            destinations = [receiver.destination for receiver in chosen]
+            done = fan_out(self.context, claim, destinations, self._writer(claim, body, chosen), own_name, came_from)
             if done is not None:
                 return done
             asked = standing
@@ -391,15 +396,15 @@ class Distributor:
             return True
         return False
 
-    def _chosen(self, feeds: list[Feed], file: MessageFile, state: str) -> list[Feed]:
-        """Return the feeds that get a message."""
-        if False not in [feed.takes_all for feed in feeds]:
-            return feeds
+    def _chosen(self, receivers: list[Receiver], file: MessageFile, state: str) -> list[Receiver]:
+        """Return the receivers that get a message."""
+        if False not in [receiver.takes_all for receiver in receivers]:
+            return receivers
         client = ""
         if names.may_be_marked(file.filename):
             client = self.context.sidecars.full(file.name).from_client
-        matching = [feed for feed in feeds if feed.takes_all or feed.wants(file, state, client)]
-        return [feed for feed in matching if feed.takes_all or feed.has_room()]
+        matching = [receiver for receiver in receivers if receiver.takes_all or receiver.wants(file, state, client)]
+        return [receiver for receiver in matching if receiver.takes_all or receiver.has_room()]
 
     def _copied_name(self, claim: Claim) -> str:
         """Return the file name of the copies: the message's own, without what happened to it here."""
@@ -411,12 +416,12 @@ class Distributor:
         return sidecars.fit(replace(name, via="", from_client=""))
 
     def _writer(
-        self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]
+        self, claim: Claim, body: bytes | memoryview | None, receivers: Sequence[Receiver]
     ) -> Callable[[str, int, Sequence[str]], None]:
         """Return what writes the copies into a staged folder."""
         storage = self.context.storage
         small, read_times = (body, None) if body is not None else self._small_body(claim)
-        if False in [feed.own_modes for feed in feeds]:
+        if False in [receiver.own_modes for receiver in receivers]:
             small = None
 
         def write(folder: str, at: int, parts: Sequence[str]) -> None:
@@ -434,7 +439,7 @@ class Distributor:
                 if small is not None:
                     storage.write_all(folder, some, [small] * len(some), at=at, times=times)
                 else:
-                    like = feeds[begin].context.storage
+                    like = receivers[begin].context.storage
                     storage.copy(claim.path, f"{folder}/{some[0]}", like=like, between=renew)
 
         return write

@@ -18,7 +18,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.policies import barrier, fair_share
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import LAST
-from dropq.staging import receivers
+from dropq.staging import destinations
 from dropq.storage import liveness, reading
 
 #: A private file, or a folder of such files, and what removes it if nothing needs it; that returns whether it did.
@@ -65,7 +65,7 @@ def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> boo
 def _remove_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Remove the file of a receiver that is gone, or a draft of such a file."""
     is_draft, root = entry.name.startswith("."), context.root.layout.path
-    if not context.layout.is_topic or (not is_draft and receivers.is_needed(root, context.layout, entry.name)):
+    if not context.layout.is_topic or (not is_draft and destinations.is_needed(root, context.layout, entry.name)):
         return False
     return context.storage.unlink(entry.path)
 

@@ -23,7 +23,7 @@ from dropq.upkeep.steps import LOCKS_TRIED, Sweep, SweepReport, When
 
 if TYPE_CHECKING:
     from dropq.routing.router import Router
-    from dropq.topics.feeding import Feeding
+    from dropq.topics.receiver_topics import ReceiverTopics
 
 #: Seconds after any consumer's last slice of the upkeep, in which no other consumer begins with it.
 UPKEEP_INTERVAL = 60.0
@@ -75,16 +75,17 @@ class QuickSweep:
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
-        #: When the first file has settled that waits in a topic it feeds on, in ms since 1970; 0 if none is to settle.
+        #: When the first file has settled that waits in a topic of which it is a receiver, in ms since 1970; 0 if none
+        #: is to settle.
         self.settles_at = 0
         self._upkeep: Iterator[None] | None = None
         self._upkeep_at = time.monotonic() + self._timing.first_upkeep
         self._upkeep_report = SweepReport()
-        self._feeding: Feeding | None = None
+        self._topics: ReceiverTopics | None = None
         if context.layout.is_subscription or context.config.underlying_topic is not None:
-            from dropq.topics.feeding import Feeding  # here, as most queues know no topic
+            from dropq.topics.receiver_topics import ReceiverTopics  # here, as most queues know no topic
 
-            self._feeding = Feeding(context)
+            self._topics = ReceiverTopics(context)
         self._router: Router | None = None
         self._selects_at = 0.0
 
@@ -108,8 +109,8 @@ class QuickSweep:
         interval = self._timing.sweep_interval
         self.again = started + interval
         self._first_lock += LOCKS_TRIED
-        if self._feeding is not None:
-            self._feed(self._feeding, report)
+        if self._topics is not None:
+            self._distribute(self._topics, report)
         next_due = Sweep(self._context, report, idle=idle, first_lock=self._first_lock).do(When.SECOND)
         pause = interval if next_due is None else min(next_due, interval)
         if self.settles_at:
@@ -123,19 +124,19 @@ class QuickSweep:
     def close(self) -> None:
         """Give up an upkeep that has begun; end what it keeps for the topics that the consumer's messages come from."""
         self._upkeep = None
-        if self._feeding is not None:
-            self._feeding.close()
+        if self._topics is not None:
+            self._topics.close()
         if self._router is not None:
             self._router.close()
 
-    def _feed(self, feeding: Feeding, report: SweepReport) -> None:
+    def _distribute(self, topics: ReceiverTopics, report: SweepReport) -> None:
         """Distribute what waits in the topics that the consumer's messages come from."""
         self.settles_at = 0
         sweep = Sweep(self._context, report)
         with sweep.passing_over("its topics"):
             steps.recover(sweep)
-            feeding.keep_ephemeral()
-            for distributor in feeding.distributors():
+            topics.keep_ephemeral()
+            for distributor in topics.distributors():
                 of_topic = Sweep(distributor.context, report, idle=False)
                 with of_topic.passing_over("what waits"):
                     of_topic.do(When.SECOND)
@@ -147,7 +148,7 @@ class QuickSweep:
 
         That is to finish jobs, and to remove signs of life. A topic need not have a consumer of its own.
         """
-        for topic in self._feeding.topics() if self._feeding is not None else ():
+        for topic in self._topics.topics() if self._topics is not None else ():
             sweep = _of_consumer(topic, report)
             with sweep.passing_over("jobs"):
                 steps.sweep_jobs(sweep)
@@ -238,7 +239,7 @@ def tidy(root: RootContext) -> SweepReport:
 
 
 def _upkeep(context: QueueContext, report: SweepReport) -> Iterator[None]:
-    """Do the upkeep of a queue, or of a topic that feeds it."""
+    """Do the upkeep of a queue, or of a topic of which it is a receiver."""
     return _of_consumer(context, report).run(When.MINUTE)
 
 

@@ -22,7 +22,7 @@ from dropq.staging.copies import LEASE, Renewal
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.topics.distribution import Distributor
-from dropq.topics.feeding import Feeding
+from dropq.topics.receiver_topics import ReceiverTopics
 from dropq.upkeep.sweep import QuickSweep
 
 
@@ -252,7 +252,7 @@ def test_one_router_serves_many_topics_of_many_subscriptions_with_few_descriptor
 def test_a_receiver_that_is_not_kept_open_is_compared_each_time_before_something_is_moved_into_it(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dropq.staging.receivers.SHARE", 1 << 40)
+    monkeypatch.setattr("dropq.staging.destinations.SHARE", 1 << 40)
     topic = root.create_topic("t")
     topic.create_subscription("s", client_id="c")
     stage = fan_out._stage
@@ -299,5 +299,5 @@ def test_a_consumer_of_a_subscription_looks_at_no_topic_that_does_not_feed_it(
         return entries(folder)
 
     monkeypatch.setattr("dropq.lifecycle.queue_notes.entries", listing)
-    assert [topic.name for topic in Feeding(copies.context).topics()] == ["mine", "mine.below"]
+    assert [topic.name for topic in ReceiverTopics(copies.context).topics()] == ["mine", "mine.below"]
     assert looked == ["mine", "below"]

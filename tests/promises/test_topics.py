@@ -505,7 +505,7 @@ def test_a_filter_that_cannot_be_evaluated_holds_the_topic_whole_and_in_order(
     large = topic.create_subscription("large", client_id="c", filter="/total > 100")
     every = topic.create_subscription("every", client_id="c")
     with monkeypatch.context() as broken:
-        broken.setattr("dropq.topics.feeds.deciding", lambda *args: lambda file: None)
+        broken.setattr("dropq.topics.receivers.deciding", lambda *args: lambda file: None)
         assert topic.publish('{"total": 500}').distributed is False
         assert opened(root).topic("a").publish('{"total": 600}', priority=9).distributed is False
         assert opened(root).sweep().distributed == 0
@@ -1702,7 +1702,7 @@ def test_what_a_topic_knows_of_a_receiver_goes_a_day_after_the_receiver_unless_a
 
 
 def test_a_publisher_makes_a_receiver_known_again_whose_file_went(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.topics.feeds.CONFIG_AGE", 0.0)
+    monkeypatch.setattr("dropq.topics.receivers.CONFIG_AGE", 0.0)
     topic = root.create_topic("a")
     copies = topic.create_subscription("s", client_id="c")
     topic.publish(b"1")
@@ -1715,7 +1715,7 @@ def test_a_publisher_makes_a_receiver_known_again_whose_file_went(root: Root, mo
 def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_that_goes_on(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dropq.topics.feeds.CONFIG_AGE", 0.0)
+    monkeypatch.setattr("dropq.topics.receivers.CONFIG_AGE", 0.0)
     topic = root.create_topic("a")
     copies = topic.create_subscription("s", client_id="c")
     topic.publish(b"1", priority=1)

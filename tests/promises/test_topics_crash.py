@@ -32,7 +32,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
 from dropq.storage.files import Storage
-from dropq.topics import distribution, feeds, subscriptions
+from dropq.topics import distribution, receivers, subscriptions
 from dropq.upkeep import archived, queues, recovery
 
 
@@ -604,12 +604,12 @@ def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_look_on(
 
     def opening(root: Any, address: str) -> Any:
         context = open_queue(root, address)
-        monkeypatch.setattr("dropq.topics.feeds.open_queue", open_queue)
+        monkeypatch.setattr("dropq.topics.receivers.open_queue", open_queue)
         Path(context.layout.config_file).write_text('filter = "x = 2"\n')
         return context
 
-    monkeypatch.setattr("dropq.topics.feeds.open_queue", opening)
-    monkeypatch.setattr(feeds, "CONFIG_AGE", 0)
+    monkeypatch.setattr("dropq.topics.receivers.open_queue", opening)
+    monkeypatch.setattr(receivers, "CONFIG_AGE", 0)
     for body in (b"first", b"second"):
         topic.publish(body, properties={"x": 2})
     assert bodies(audit) == [b"second"]

@@ -1,6 +1,6 @@
-"""The topics that a queue is fed from: each of its consumers looks now and then whether something waits there.
+"""The topics that a queue is a receiver of: its consumers look now and then whether something waits there.
 
-A subscription is fed from its topic and from all topics below that; a view from the topics that it names.
+A subscription gets the messages of its topic and of all topics below that; a view those of the topics that it names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dropq.topics.distribution import Distributor
 log = logging.getLogger("dropq")
 
 
-class Feeding:
-    """The topics that one queue is fed from, for a consumer of it."""
+class ReceiverTopics:
+    """The topics that one queue is a receiver of, for a consumer of it."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -37,7 +37,7 @@ class Feeding:
         return [each for each in self._all() if _is_busy(each.context)]
 
     def topics(self) -> list[QueueContext]:
-        """Return all topics that the queue is fed from."""
+        """Return all topics that the queue is a receiver of."""
         return [each.context for each in self._all()]
 
     def _all(self) -> list[Distributor]:
@@ -45,7 +45,7 @@ class Feeding:
         failed: dict[str, str] = {}
         for topic in self._possible():
             layout = topic_layout(self._context.root.layout.path, topic)
-            if not is_fed_by(self._context, topic) or not reading.is_folder(layout.target):
+            if not gets_from(self._context, topic) or not reading.is_folder(layout.target):
                 continue
             distributor = self._known.get(topic)
             if distributor is None or not distributor.is_ours:
@@ -65,7 +65,7 @@ class Feeding:
         return list(found.values())
 
     def _possible(self) -> Iterable[str]:
-        """Return the topics that the queue may be fed from; look at no others where its configuration names them."""
+        """Return the topics that it may be a receiver of; look at no others where its configuration names them."""
         expression, root = self._context.config.underlying_topic, self._context.root.layout
         if expression is None:
             return topics(root, self._context.name.partition("/")[0])
@@ -87,7 +87,7 @@ class Feeding:
             touch(layout, self._context.storage)
 
 
-def is_fed_by(context: QueueContext, topic: str) -> bool:
+def gets_from(context: QueueContext, topic: str) -> bool:
     """Return whether a subscription or a view gets what is published to a topic."""
     expression = context.config.underlying_topic
     if expression is not None:

@@ -1,7 +1,8 @@
-"""Who gets what is published to a topic: the subscriptions of the topic and of those above it, and the views on it.
+"""The receivers of a topic: its subscriptions, those of the topics above it, and the views on it.
 
-A feed is a receiver with its rules: its filter, its room, whether it gets what its own client publishes. The feeds are
-listed for each message, after its claim. What is known of a feed is kept while its folder and its file are the same.
+A receiver is a destination with its rules: its filter, its room, whether it gets what its own client publishes. The
+receivers are listed for each message, after its claim. What is known of a receiver is kept while its folder and its
+file are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import linked_queue, refuse_away, undecided_subscriptions
 from dropq.policies.matching import deciding
 from dropq.policies.send_limits import Tally
-from dropq.staging.receivers import Receiver, give_word, is_known, make_known
+from dropq.staging.destinations import DestinationFolder, give_word, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import keep_noted, noted_expression, view_names
@@ -32,19 +33,19 @@ log = logging.getLogger("dropq")
 Version = list[tuple[int, ...] | None]
 #: Milliseconds in which a DropboxMQ makes the folders of a subscription, one by one.
 MAKING = 2000
-#: Seconds for which the configurations of the feeds are relied on before their files are looked at again.
+#: Seconds for which the configurations of the receivers are relied on before their files are looked at again.
 CONFIG_AGE = 1.0
 
 
-class Feed:
-    """A receiver, and which messages it gets; `version` is what its files were before its configuration was read."""
+class Receiver:
+    """A destination, and which messages it gets; `version` is what its files were before its configuration was read."""
 
     def __init__(
-        self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext, version: Version
+        self, topic: QueueContext, address: str, destination: DestinationFolder, context: QueueContext, version: Version
     ) -> None:
         self._topic = topic
         self.address = address
-        self.receiver = receiver
+        self.destination = destination
         self.context = context
         config, layout = context.config, context.layout
         self.is_view = not layout.topic
@@ -67,8 +68,8 @@ class Feed:
 
     @property
     def is_current(self) -> bool:
-        """Whether its configuration is that of its file, and the topic knows the receiver."""
-        return _version_of(self.context.layout) == self._version and is_known(self._topic.layout, self.receiver)
+        """Whether its configuration is that of its file, and the topic knows the destination."""
+        return _version_of(self.context.layout) == self._version and is_known(self._topic.layout, self.destination)
 
     def wants(self, file: MessageFile, state: str, client: str) -> bool:
         """Return whether it gets a message.
@@ -106,8 +107,8 @@ class Feed:
             self._foreseen += 1
 
 
-class Feeds:
-    """The feeds of one topic, whose root other hosts may share."""
+class Receivers:
+    """The receivers of one topic, whose root other hosts may share."""
 
     def __init__(self, topic: QueueContext, *, shared: bool) -> None:
         self._topic = topic
@@ -119,19 +120,20 @@ class Feeds:
         }
         self._noted = reading.Listing(topic.root.layout.views, topic.clock, shared=shared)
         self._found: list[list[reading.Subfolder]] = []
-        self._feeds: list[Feed] | None = None
+        self._receivers: list[Receiver] | None = None
         self._looks_at = 0.0
-        self._known: dict[tuple[str, int], Feed] = {}
-        self._views: dict[str, Feed] = {}
+        self._known: dict[tuple[str, int], Receiver] = {}
+        self._views: dict[str, Receiver] = {}
         self._broken: set[str] = set()
 
-    def latest(self) -> list[Feed]:
-        """Return the feeds that stood a moment ago if each takes every message, which spares a look; else as `now`."""
-        latest = self._feeds
-        return self.now() if latest is None or False in [feed.takes_all for feed in latest] else latest
+    def latest(self) -> list[Receiver]:
+        """Return the receivers of a moment ago if each takes every message, which spares a listing; else as `now`."""
+        latest = self._receivers
+        return self.now() if latest is None or False in [receiver.takes_all for receiver in latest] else latest
 
-    def now(self) -> list[Feed]:
-        """Return the feeds that stand at this moment, each queue once; the same list as before where they are the same.
+    def now(self) -> list[Receiver]:
+        """Return the receivers that stand at this moment, each queue once; the same list as before where they are the
+        same.
 
         Raises:
             Unavailable: one cannot be used now; the message waits for it.
@@ -142,14 +144,14 @@ class Feeds:
         found = [each.now() for each in self._above.values()]
         noted = self._noted.names()
         names = view_names(noted) if noted else []
-        closed = [feed.receiver for feed in self._feeds or () if not feed.receiver.is_open]
-        stand = all(receiver.is_in_place(self._topic.root.layout.path) for receiver in closed)
-        if self._feeds is not None and not looks and not names and found == self._found and stand:
-            return self._feeds
-        self._feeds = None
+        closed = [receiver.destination for receiver in self._receivers or () if not receiver.destination.is_open]
+        stand = all(destination.is_in_place(self._topic.root.layout.path) for destination in closed)
+        if self._receivers is not None and not looks and not names and found == self._found and stand:
+            return self._receivers
+        self._receivers = None
         self._refuse_undecided(found)
-        feeds: list[Feed] = []
-        known: dict[tuple[str, int], Feed] = {}
+        receivers: list[Receiver] = []
+        known: dict[tuple[str, int], Receiver] = {}
         links: list[str] = []
         lasting = not names
         for topic, entries in zip(self._above, found, strict=True):
@@ -157,29 +159,35 @@ class Feeds:
                 if is_link:
                     links.append(f"{self._above[topic].folder}/{name}")
                     continue
-                feed = self._known.get((f"{topic}/{name}", inode))
-                if feed is None or (looks and not feed.is_current) or (not stand and not self._stands(feed)):
+                receiver = self._known.get((f"{topic}/{name}", inode))
+                if (
+                    receiver is None
+                    or (looks and not receiver.is_current)
+                    or (not stand and not self._stands(receiver))
+                ):
                     if SubscriptionName.of(name) is None:
                         continue
-                    feed = self._opened(f"{topic}/{name}")
-                if feed is None:
+                    receiver = self._opened(f"{topic}/{name}")
+                if receiver is None:
                     lasting = False
                 else:
-                    known[f"{topic}/{name}", inode] = feed
-                    feeds.append(feed)
-        self._known = known  # RACE: threads have equal ones; a feed that both forget is closed when neither uses it
+                    known[f"{topic}/{name}", inode] = receiver
+                    receivers.append(receiver)
+        self._known = known  # RACE: threads have equal ones; a receiver that both forget is closed when neither uses it
         views = list(self._views_now(names, looks=looks))
         if views or links:
-            feeds = _each_once([*feeds, *views])
-            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.identity.inode for feed in feeds})])
+            receivers = _each_once([*receivers, *views])
+            receivers = _each_once(
+                [*receivers, *self._linked(links, {receiver.destination.identity.inode for receiver in receivers})]
+            )
         if looks:
             self._looks_at = now + CONFIG_AGE
         if lasting and not links:
-            self._found, self._feeds = found, feeds
-        return feeds
+            self._found, self._receivers = found, receivers
+        return receivers
 
-    def _stands(self, feed: Feed) -> bool:
-        return feed.receiver.is_open or feed.receiver.is_in_place(self._topic.root.layout.path)
+    def _stands(self, receiver: Receiver) -> bool:
+        return receiver.destination.is_open or receiver.destination.is_in_place(self._topic.root.layout.path)
 
     def _refuse_undecided(self, found: list[list[reading.Subfolder]]) -> None:
         """Raise Unavailable while a subscription that was taken away may come back: it is to get what is published.
@@ -195,27 +203,27 @@ class Feeds:
         if [each.now() for each in self._above.values()] != found:
             raise Unavailable(f"subscriptions of topic {self._topic.name}, or of those above it, come and go just now")
 
-    def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Feed]:
-        views: dict[str, Feed] = {}
+    def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Receiver]:
+        views: dict[str, Receiver] = {}
         for name in names:
-            feed = self._views.get(name)
-            if feed is not None and looks and not feed.is_current:
-                feed = None
-            if feed is None or not feed.receiver.is_in_place(self._topic.root.layout.path):
-                feed = self._view(name)
-            topics = None if feed is None else feed.context.config.underlying_topic
-            if feed is not None and topics is not None:
-                views[name] = feed
+            receiver = self._views.get(name)
+            if receiver is not None and looks and not receiver.is_current:
+                receiver = None
+            if receiver is None or not receiver.destination.is_in_place(self._topic.root.layout.path):
+                receiver = self._view(name)
+            topics = None if receiver is None else receiver.context.config.underlying_topic
+            if receiver is not None and topics is not None:
+                views[name] = receiver
                 try:
                     underlying = underlies(topics, self._topic.name)
                 except DropqError as error:
                     raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
                 if underlying:
-                    self._check_type(feed)
-                    yield feed
+                    self._check_type(receiver)
+                    yield receiver
         self._views = views
 
-    def _view(self, name: str) -> Feed | None:
+    def _view(self, name: str) -> Receiver | None:
         """Open a noted view; return None for what is no queue, and for what cannot be used and is on other topics.
 
         Raises:
@@ -223,16 +231,16 @@ class Feeds:
         """
         topic = self._topic
         try:
-            feed = self._opened(name)
-            if feed is None:
+            receiver = self._opened(name)
+            if receiver is None:
                 refuse_away(topic.root.layout, name, f"what is published to topic {topic.name} waits for it")
             else:
-                keep_noted(feed.context)
+                keep_noted(receiver.context)
         except Unavailable:
             if not self._is_elsewhere(name):
                 raise
             return None
-        return feed
+        return receiver
 
     def _is_elsewhere(self, name: str) -> bool:
         """Return whether the note of a view names other topics than this; False where that cannot be told."""
@@ -242,7 +250,7 @@ class Feeds:
         except (DropqError, OSError):
             return False
 
-    def _check_type(self, view: Feed) -> None:
+    def _check_type(self, view: Receiver) -> None:
         own, its = self._topic.config.message_type, view.context.config.message_type
         if own != its:
             raise Unavailable(
@@ -250,15 +258,15 @@ class Feeds:
                 "both the same"
             )
 
-    def _linked(self, links: list[str], known: set[int]) -> Iterator[Feed]:
+    def _linked(self, links: list[str], known: set[int]) -> Iterator[Receiver]:
         """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too."""
         for link in links:
             name = linked_queue(self._topic.root.layout, link)
-            if name is not None and reading.inode_behind(link) not in known and (feed := self._opened(name)):
-                yield feed
+            if name is not None and reading.inode_behind(link) not in known and (receiver := self._opened(name)):
+                yield receiver
 
-    def _opened(self, address: str) -> Feed | None:
-        """Open a feed, or raise Unavailable; return None for what is no queue, with a warning."""
+    def _opened(self, address: str) -> Receiver | None:
+        """Open a receiver, or raise Unavailable; return None for what is no queue, with a warning."""
         topic = self._topic
         try:
             # RACE: before the configuration is read: what changes meanwhile is another version at the next look.
@@ -267,14 +275,14 @@ class Feeds:
             context = open_queue(topic.root, address)
             give_word(context)
             base = context.layout.base
-            receiver = Receiver(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
-            if receiver.device != self._device:
+            destination = DestinationFolder(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
+            if destination.device != self._device:
                 raise Unavailable(f"{address} is on another file system than topic {topic.name}: no rename leads there")
             if not os.access(context.layout.target, os.W_OK | os.X_OK):
                 reading.device(context.layout.target)  # RACE: it may be gone by now, which is no question of rights
                 raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
-            make_known(topic.layout, receiver, topic.storage)
-            return Feed(topic, address, receiver, context, version)
+            make_known(topic.layout, destination, topic.storage)
+            return Receiver(topic, address, destination, context, version)
         except Unavailable:
             raise
         except (DropqError, OSError) as error:
@@ -295,7 +303,7 @@ class Feeds:
         return bool(lacks) and layout.is_subscription and topic.age_ms(layout.home) < MAKING
 
     def _lacks_target(self, address: str) -> bool:
-        """Return whether a feed has no target/, and so was never whole: it must not hold the topic.
+        """Return whether a receiver has no target/, and so was never whole: it must not hold the topic.
 
         Where this user may not look, it may have one.
         """
@@ -305,11 +313,11 @@ class Feeds:
             return False
 
 
-def _each_once(feeds: list[Feed]) -> list[Feed]:
+def _each_once(receivers: list[Receiver]) -> list[Receiver]:
     """Leave out what is met twice, as a view that is also a link among the subscriptions."""
-    seen: dict[int, Feed] = {}
-    for feed in feeds:
-        seen.setdefault(feed.receiver.identity.inode, feed)
+    seen: dict[int, Receiver] = {}
+    for receiver in receivers:
+        seen.setdefault(receiver.destination.identity.inode, receiver)
     return list(seen.values())
 
 

@@ -1,11 +1,11 @@
-"""Receivers: the queues that get parts of a committed message, known by more than their paths.
+"""Destinations: the queues that get parts of a committed message, known by more than their paths.
 
-A receiver may be removed, and another queue made of its name, while a part is on its way. So a receiver is its folder's
-inode and the random word in its `.dropq/created`, and a part is renamed through a descriptor of that folder: what was
-removed takes the part along, and a new queue of its name never gets it.
+A destination may be removed, and another queue made of its name, while a part is on its way. So a destination is its
+folder's inode and the random word in its `.dropq/created`, and a part is renamed through a descriptor of that folder:
+what was removed takes the part along, and a new queue of its name never gets it.
 
-The name of a part begins with the token of its receiver. `.dropq/receivers/TOKEN` of the topic says which queue that
-is, for a program that did not stage the part. A publisher writes it when it first meets the receiver, and writes a
+The name of a part begins with the token of its destination. `.dropq/receivers/TOKEN` of the topic says which queue that
+is, for a program that did not stage the part. A publisher writes it when it first meets the destination, and writes a
 damaged one again.
 """
 
@@ -44,7 +44,7 @@ _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a receiver from all others.
+    """What tells a destination from all others.
 
     Attributes:
         path: the folder that its target/ lies in, from the root.
@@ -59,7 +59,7 @@ class Identity:
 
     @classmethod
     def read(cls, value: object) -> Identity | None:
-        """Return what a receiver's file says; None if it is damaged, or leads out of the root."""
+        """Return what a destination's file says; None if it is damaged, or leads out of the root."""
         if not isinstance(value, Mapping):
             return None
         path, inode, word = value.get("path"), value.get("inode"), value.get("word")
@@ -79,7 +79,7 @@ class Identity:
         return self.inode == other.inode and len({self.word, other.word} - {""}) < 2
 
     def written(self) -> dict[str, Any]:
-        """Return the identity as the receiver's file has it."""
+        """Return the identity as the destination's file has it."""
         return {"path": self.path, "inode": self.inode, "word": self.word}
 
     @property
@@ -88,14 +88,15 @@ class Identity:
         return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
 
 
-#: A process keeps folders of receivers open while one in so many of its descriptors is used; others it opens each time.
+#: A process keeps folders of destinations open while one in so many of its descriptors is used; others it opens each
+#: time.
 SHARE = 4
 
 
-class Receiver:
-    """A receiver, whose folder is kept open, or is opened, and compared, each time that something is moved into it.
+class DestinationFolder:
+    """A destination, whose folder is kept open, or is opened, and compared, each time that something is moved into it.
 
-    However many topics and threads a process has, their receivers have a bounded part of its descriptors.
+    However many topics and threads a process has, their destinations have a bounded part of its descriptors.
 
     Args:
         path: the folder that its target/ lies in, from the root.
@@ -119,7 +120,7 @@ class Receiver:
             os.close(folder)
 
     def __del__(self) -> None:
-        # What uses the descriptor refers to the receiver, so that no other folder gets its number meanwhile.
+        # What uses the descriptor refers to the destination, so that no other folder gets its number meanwhile.
         if (folder := getattr(self, "_folder", None)) is not None:
             os.close(folder)
 
@@ -173,9 +174,11 @@ class Receiver:
             storage.sync_in(folder, "target")
 
 
-def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name: str, storage: Storage) -> list[str]:
-    """Rename a part into the target/ of each open receiver, as `Receiver.take` does; return the parts that stay."""
-    folders = [(part, receiver._folder) for part, receiver in zip(parts, receivers, strict=True)]
+def take_each(
+    destinations: Sequence[DestinationFolder], at: int, parts: Sequence[str], name: str, storage: Storage
+) -> list[str]:
+    """Do what `DestinationFolder.take` does with a part for each open destination; return the parts that stay."""
+    folders = [(part, destination._folder) for part, destination in zip(parts, destinations, strict=True)]
     here = [(part, folder) for part, folder in folders if folder is not None]
     left = [part for part, folder in folders if folder is None]
     placed, into = [part for part, _ in here], [folder for _, folder in here]
@@ -203,12 +206,13 @@ def give_word(queue: QueueContext) -> None:
                 store.sync(layout.private)
 
 
-# -- which receiver a token is ---------------------------------------------------------------------------------------
+# -- which destination a token is
+# ---------------------------------------------------------------------------------------
 
 
-def make_known(layout: QueueLayout, receiver: Receiver, storage: Storage) -> None:
-    """Write the file of a receiver, unless it is there: before the first part for it is staged."""
-    path, content = f"{layout.receivers}/{receiver.token}", json.dumps(receiver.identity.written()).encode()
+def make_known(layout: QueueLayout, destination: DestinationFolder, storage: Storage) -> None:
+    """Write the file of a destination, unless it is there: before the first part for it is staged."""
+    path, content = f"{layout.receivers}/{destination.token}", json.dumps(destination.identity.written()).encode()
     if reading.read_small(path) == content:
         storage.sync(layout.receivers)  # another publisher may have written it just now
     else:
@@ -217,18 +221,18 @@ def make_known(layout: QueueLayout, receiver: Receiver, storage: Storage) -> Non
         storage.write_small(path, content)
 
 
-def is_known(layout: QueueLayout, receiver: Receiver) -> bool:
-    """Return whether the file of a receiver is there."""
-    return reading.exists(f"{layout.receivers}/{receiver.token}")
+def is_known(layout: QueueLayout, destination: DestinationFolder) -> bool:
+    """Return whether the file of a destination is there."""
+    return reading.exists(f"{layout.receivers}/{destination.token}")
 
 
 def tokens(layout: QueueLayout) -> list[str]:
-    """Return the tokens of all receivers that have a file."""
+    """Return the tokens of all destinations that have a file."""
     return list(filter(_TOKEN.fullmatch, reading.names_in(layout.receivers)))
 
 
 def identity_of(layout: QueueLayout, token: str) -> Identity | None:
-    """Return which receiver a token is, or raise ValueError; None if it has no file any more: then it is gone."""
+    """Return which destination a token is, or raise ValueError; None if it has no file any more: then it is gone."""
     path = f"{layout.receivers}/{token}"
     reading.ask_server(layout.receivers)
     said = reading.read_small(path)
@@ -243,19 +247,21 @@ def identity_of(layout: QueueLayout, token: str) -> Identity | None:
     return identity
 
 
-def open_receiver(root: str, identity: Identity, words: Callable[[], Counter[str]] = Counter) -> Receiver | None:
-    """Open a receiver by its identity, also where it was copied to another disk; None if it is not there."""
+def open_destination(
+    root: str, identity: Identity, words: Callable[[], Counter[str]] = Counter
+) -> DestinationFolder | None:
+    """Open a destination by its identity, also where it was copied to another disk; None if it is not there."""
     try:
-        receiver = Receiver(root, identity.path)
+        destination = DestinationFolder(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if receiver.identity.is_same(identity):
-        return receiver
-    if receiver.identity.word != identity.word:
+    if destination.identity.is_same(identity):
+        return destination
+    if destination.identity.word != identity.word:
         return None
     # A folder of the root may have been copied within it; the folder of a row has a name that is never used again.
     is_it = words()[identity.word] == 1 if identity.word else TRANSFERS in identity.path
-    return receiver if is_it else None
+    return destination if is_it else None
 
 
 def words_of(root: RootLayout) -> Counter[str]:
@@ -267,7 +273,7 @@ def words_of(root: RootLayout) -> Counter[str]:
 
 
 def is_being_removed(root: str, identity: Identity) -> bool:
-    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
+    """Return whether a destination that is not in its place is being removed, and its folder is still there."""
     above = os.path.dirname(identity.path.removesuffix(f"/{INCOMING}"))
     folders = [f"{root}/{above}"]
     if os.path.basename(above) == SUBSCRIPTIONS:
@@ -286,7 +292,7 @@ def is_away(root: RootLayout, identity: Identity) -> bool:
 
 
 def _lies_at(path: str, identity: Identity) -> bool:
-    """Return whether a hidden folder is that of a receiver, by its inode, or its word if the root was copied."""
+    """Return whether a hidden folder is that of a destination, by its inode, or its word if the root was copied."""
     try:
         if os.stat(path).st_ino == identity.inode:
             return True
@@ -296,10 +302,11 @@ def _lies_at(path: str, identity: Identity) -> bool:
 
 
 def is_needed(root: str, layout: QueueLayout, token: str) -> bool:
-    """Return whether the file of a receiver says what somebody may still ask: the receiver is there, or a part is.
+    """Return whether the file of a destination says what somebody may still ask: the destination is there, or a part
+    is.
 
-    RACE: a publisher that found the receiver before it was removed may stage a part all the same. If that publisher
-    dies, and the file is gone, the part goes where that of a receiver goes which is gone.
+    RACE: a publisher that found the destination before it was removed may stage a part all the same. If that publisher
+    dies, and the file is gone, the part goes where that of a destination goes which is gone.
     """
     try:
         identity = identity_of(layout, token)
@@ -307,7 +314,7 @@ def is_needed(root: str, layout: QueueLayout, token: str) -> bool:
         return True
     if identity is None:
         return False
-    if open_receiver(root, identity) is not None or is_being_removed(root, identity):
+    if open_destination(root, identity) is not None or is_being_removed(root, identity):
         return True
     files = (file for folder in reading.entries(layout.staged) for file in reading.names_in(folder.path))
     return any(found[0] == token for found in map(part_of, files) if found is not None)
