@@ -59,10 +59,12 @@ class _Bulk:
         named, counts = self.which.wanted, self.queue.counts() if self.which.wanted is None else {}
         return sum(counts[state] for state in self.which.states) if named is None else len(named)
 
-    def run_on_those(self, verb: str, act: Act, goal: str = "") -> int:
+    def run_on_those(self, verb: str, act: Act, destination: str = "") -> int:
         """Ask about the messages that were named or match the filter, else about all, and run; return the exit code."""
         which, total = self.which, self.total()
-        question = f"{verb.capitalize()} {_those(total, which.filter)} in {which.where}/ of {self.queue.name}{goal}?"
+        question = (
+            f"{verb.capitalize()} {_those(total, which.filter)} in {which.where}/ of {self.queue.name}{destination}?"
+        )
         return self.run(verb, act, total if which.filter is None else None, question=question)
 
     def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
@@ -131,8 +133,8 @@ def requeue(
     task = _Bulk(shell, shell.queue(name), bulk.Selection((where,), wanted, filter, dry_run=dry_run), yes)
     if whole and where == "processing":
         raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
-    goal = shell.queue(to).context if to is not None else None
-    act = partial(bulk.requeue, to=goal, to_origin=to_origin, whole=whole, keep_expiration=keep_expiration)
+    destination = shell.queue(to).context if to is not None else None
+    act = partial(bulk.requeue, to=destination, to_origin=to_origin, whole=whole, keep_expiration=keep_expiration)
     return _requeue(task, act, to_origin=to_origin)
 
 
@@ -142,9 +144,9 @@ def _by_origin(task: _Bulk) -> str:
 
     with task.queue.context.error_context("nothing was changed"):
         found = bulk.origins_in(task.queue.context, task.which)
-    goals = [f"{count} to {output.escape(name)}" for name, count in sorted(found.items()) if name]
-    goals += [f"{found['']} stay"] if found[""] else []
-    return ", ".join(goals) or "none is a dead letter"
+    destinations = [f"{count} to {output.escape(name)}" for name, count in sorted(found.items()) if name]
+    destinations += [f"{found['']} stay"] if found[""] else []
+    return ", ".join(destinations) or "none is a dead letter"
 
 
 def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
@@ -160,10 +162,10 @@ def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
             yield outcome
 
     plan = _by_origin(task) if to_origin and (which.dry_run or not task.yes) else ""
-    goal = f", each to its origin: {plan}" if plan else ""
+    destination = f", each to its origin: {plan}" if plan else ""
     if which.dry_run and plan:
         output.note(plan)
-    code = task.run_on_those("requeue", watched, goal)
+    code = task.run_on_those("requeue", watched, destination)
     if found:
         return code
     other = {"target": "error", "error": "target"}.get(which.where)
@@ -220,11 +222,11 @@ def replay(
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=not ids)
     task = _Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
-    goal = shell.queue(to) if to is not None else task.queue
+    destination = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point
-    question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
+    question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {destination.name}?"
     total = task.total() if wanted is not None else None
-    return task.run("replay", partial(replayed, start=start, to=goal.context), total, question=question)
+    return task.run("replay", partial(replayed, start=start, to=destination.context), total, question=question)
 
 
 def move(
@@ -246,10 +248,10 @@ def move(
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = _Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
-    goal = shell.queue(to)
-    if task.queue.name == goal.name:
-        raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
-    return task.run_on_those("move", partial(bulk.move, to=goal.context), f" to {goal.name}")
+    destination = shell.queue(to)
+    if task.queue.name == destination.name:
+        raise UsageError(f"the messages are in {destination.name} already: name another queue to move them to")
+    return task.run_on_those("move", partial(bulk.move, to=destination.context), f" to {destination.name}")
 
 
 def expire(

@@ -72,11 +72,11 @@ def add(
     queue = shell.queue(name)
     if filter is not None:
         _check_filter(filter)
-    goals = [unescape(each) for each in to or ()]
-    if op != "bounce" and len(goals) > 1:
+    destinations = [unescape(each) for each in to or ()]
+    if op != "bounce" and len(destinations) > 1:
         raise UsageError("give one --to: only a bounce goes to several addresses")
-    goal = goals if op == "bounce" and goals else next(iter(goals), None)
-    made = queue.add_selector(selector, to=goal, op=op, filter=filter, credit=credit, role=role)
+    destination = destinations if op == "bounce" and destinations else next(iter(destinations), None)
+    made = queue.add_selector(selector, to=destination, op=op, filter=filter, credit=credit, role=role)
     path = path_of(queue.context, made.name)
     shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
 

@@ -114,7 +114,7 @@ class Sending:
                 self._accepted += sent.accepted
                 self._discarded += not sent.accepted
                 self._undistributed += sent.accepted and sent.distributed is False
-                if sent.delivered_to in self._queue._overflow_goals:
+                if sent.delivered_to in self._queue._overflow_destinations:
                     self._overflowed[sent.delivered_to] += 1
                 else:
                     self._letters += sent.accepted and self._is_letter(sent)
@@ -151,8 +151,8 @@ class Sending:
         if self._undistributed:
             later = "sent, and not with every receiver yet: they get it later; do not send it again"
             output.note(f"not_distributed={self._undistributed}: {later}")
-        for goal, count in self._overflowed.items():
-            output.note(f"overflowed={count}: queue {self._queue.name} was full; they went to {goal}")
+        for destination, count in self._overflowed.items():
+            output.note(f"overflowed={count}: queue {self._queue.name} was full; they went to {destination}")
         if self._letters:
             there = f"went to the root's dead-letter queue {self._shell.root.context.config.dead_letter_queue}"
             output.note(f"dead_letters={self._letters}: queue {self._queue.name} is not there; they {there}")

@@ -291,7 +291,11 @@ def in_states(counts: Mapping[str, int]) -> str:
 def contents(queue: Queue) -> dict[str, int]:
     """Return how many messages are in each state of a queue, in folders of routing/, and on the way to other disks."""
     routed = {f"routing/{name}": count for name, count in queue.routed().items()}
-    return {**queue.counts(), **routed, **{f"transit to {goal}": count for goal, count in queue.in_transit().items()}}
+    return {
+        **queue.counts(),
+        **routed,
+        **{f"transit to {destination}": count for destination, count in queue.in_transit().items()},
+    }
 
 
 def how_many(count: int, total: int | None, done: str) -> str:

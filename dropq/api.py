@@ -367,7 +367,7 @@ class Queue(Sender):
     def _limits_of_sends(self) -> SendLimits:
         limits = super()._limits_of_sends()
         own = self.context
-        if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
+        if own is self._destination or own.config.max_unprocessed is None or own.config.overflow != "reject":
             return limits
         return SendLimits(self.name, own, then=limits, waits=self._waits)
 
@@ -379,7 +379,7 @@ class Queue(Sender):
             other = self.root.queue(full.overflows_to)
             try:
                 # Followed once.
-                other._limits = SendLimits(other.name, other._goal, rejects=True, waits=self._waits)
+                other._limits = SendLimits(other.name, other._destination, rejects=True, waits=self._waits)
             except NoSuchQueue as error:
                 raise QueueFull(
                     f"queue {self.name} is full, and its overflow selector sends to {other.name}, which is not there: "

@@ -53,18 +53,19 @@ class Carrier:
     Attributes:
         given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
         lists: the folder of their lists, on the same file system.
-        row: names the row of lists in `target`; no other folder's lists have the name.
-        mark: the mark of `source`, which the ledger of `target` keeps: an older state of `source` may lack the row.
-        check: raises an error if another queue has taken the place of `target`.
+        row: names the row of lists in `destination`; no other folder's lists have the name.
+        mark: the mark of `source`, which the ledger of `destination` keeps: an older state of `source` may lack the
+        row.
+        check: raises an error if another queue has taken the place of `destination`.
         name: returns what the name of the copy says, from the message's own file name.
-        arrived: the names in `target` of what this carrier sent, by the names in `given`.
+        arrived: the names in `destination` of what this carrier sent, by the names in `given`.
         written: the names in `given` that somebody wrote to while they were copied: another carrier takes them.
     """
 
     source: QueueContext
     given: str
     lists: str
-    target: QueueContext
+    destination: QueueContext
     row: str
     mark: str
     check: Callable[[], None]
@@ -119,8 +120,9 @@ class Carrier:
                 return List(number, _text(content, "list"), _names(content))
             except ValueError as error:
                 raise DropqError(
-                    f"{path} is damaged ({error}), so it is not known which messages are in {self.target.layout.home} "
-                    f"already: remove those from {self.given}, {self._way_out}; nothing was changed"
+                    f"{path} is damaged ({error}), so it is not known which messages are in "
+                    f"{self.destination.layout.home} already: remove those from {self.given}, {self._way_out}; "
+                    "nothing was changed"
                 ) from error
 
     def _numbers(self) -> list[int]:
@@ -185,7 +187,7 @@ class Carrier:
 
     def _settle(self, listed: List) -> int:
         """Send the messages of the newest list, unless that is done, and remove them here; return how many it sent."""
-        job = TransferJob(self.target, self.row, listed.number)
+        job = TransferJob(self.destination, self.row, listed.number)
         count = 0
         if job.sent:
             job.abort()  # which rolls it forward if that is not done
@@ -194,14 +196,14 @@ class Carrier:
         note = job.sent_note()
         if note is None or note.get("list") != listed.token:
             raise DropqError(
-                f"{self.target.layout.home} has another list {listed.number} of this row than {self.lists}, which is a "
-                "copy of another queue's folder, or an older state of its own: remove from "
+                f"{self.destination.layout.home} has another list {listed.number} of this row than {self.lists}, "
+                "which is a copy of another queue's folder, or an older state of its own: remove from "
                 f"{self.given} what that queue has already, {self._way_out}; nothing was removed"
             )
         left = note.get("left")
         kept = set(left) if isinstance(left, list) else set()
-        with self.target.error_context("the messages are there, and the next carrier removes them here"):
-            self.target.storage.sync(self.target.layout.ledger)
+        with self.destination.error_context("the messages are there, and the next carrier removes them here"):
+            self.destination.storage.sync(self.destination.layout.ledger)
         with self.source.error_context("the messages were carried, and the next carrier removes them here"):
             for file in listed.given:
                 if file not in kept:
@@ -240,23 +242,23 @@ class Carrier:
         attempt = job.attempt("list")
         try:
             self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
-            with self.target.error_context(_GIVEN):
+            with self.destination.error_context(_GIVEN):
                 copies, versions = self._copy(attempt, listed)
                 # RACE: who takes a listed message away by hand from here on has a second one, and what somebody writes
                 # to it from here on is removed with it.
                 for file in self._left(versions):
-                    self.target.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
+                    self.destination.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
             attempt.files += copies.values()
             return attempt.finish(), copies
         except (DropqError, OSError):
             with suppress(DropqError, OSError):  # of the removal: a sweep drops what stays
                 attempt.discard()
-                self.target.storage.remove_folder(job.folder)  # unless another carrier is in it
+                self.destination.storage.remove_folder(job.folder)  # unless another carrier is in it
             raise
 
     def _copy(self, attempt: Attempt, listed: List) -> tuple[dict[str, str], dict[str, BodyVersion]]:
         """Copy the messages of a list that are there into a job; return their names, and their bodies' versions."""
-        storage = self.target.storage
+        storage = self.destination.storage
         copies: dict[str, str] = {}
         versions: dict[str, BodyVersion] = {}
         taken: set[str] = set()
@@ -264,9 +266,11 @@ class Carrier:
             for given in listed.given:
                 path = f"{self.given}/{given}"
                 try:
-                    file = naming.name_of_copy(self.source, path, self.name(own_name_of(given) or given), self.target)
+                    file = naming.name_of_copy(
+                        self.source, path, self.name(own_name_of(given) or given), self.destination
+                    )
                     if file in taken:  # two messages of one id
-                        file = naming.copy_name(self.target, self.target.sidecars.parse(file))
+                        file = naming.copy_name(self.destination, self.destination.sidecars.parse(file))
                     version = self.source.settling.version(path)
                     storage.copy(path, f"{attempt.folder}/{file}", synced=each)
                 except FileNotFoundError:

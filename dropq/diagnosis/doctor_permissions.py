@@ -248,8 +248,8 @@ def _report_selectors(probe: Probe, context: QueueContext) -> None:
 def _closed_to(context: QueueContext, selector: Selector) -> str:
     """Return a folder in which a router of this user may make no file, and needs it; "" if there is none."""
     needed = []
-    if selector.to is not None and (goal := find_layout(context.root.layout.path, selector.to)) is not None:
-        needed.append(goal.target)
+    if selector.to is not None and (destination := find_layout(context.root.layout.path, selector.to)) is not None:
+        needed.append(destination.target)
     if selector.credit is not None:
         has_token = bool(selector.token)
         needed.append(f"{context.layout.credits}/{selector.token}" if has_token else context.root.layout.tokens)

@@ -331,7 +331,7 @@ def _in_transit(settlement: Claims, filter: str | None) -> Iterator[Explanation]
     matches = None if filter is None else matcher(context, filter, "target")
     for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
         file = context.sidecars.file(name)
-        detail = f"it is on its way to {row.goal}; such messages: {way_on(row, context.name)}"
+        detail = f"it is on its way to {row.destination}; such messages: {way_on(row, context.name)}"
         if matches is None or matches(file):
             message = _MessageOnItsWay(settlement, "in-transit", file, f"{row.given}/{name}")
             yield Explanation(message, "transit", detail)

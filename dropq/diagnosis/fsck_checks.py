@@ -36,7 +36,7 @@ from dropq.format.layout import (
     ignoring,
 )
 from dropq.format.message_file import MessageFile
-from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number, sent_list
+from dropq.format.transfers import DESTINATION, GIVEN, is_row, list_name, list_number, sent_list
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.reasons import explains
 from dropq.lifecycle.settling import is_written_late, tells_writes
@@ -420,10 +420,10 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
             if os.path.isdir(given := f"{row.path}/{GIVEN}") and reading.names_in(given):
                 yield _about("damaged-transfer", row.path, ": its name is not that of a row, 16 hex digits")
             continue
-        goal = read_table(f"{row.path}/{GOAL}")
+        destination = read_table(f"{row.path}/{DESTINATION}")
         lists = [number for number in map(list_number, reading.names_in(row.path)) if number is not None]
-        if goal is None:
-            yield _about("damaged-transfer", f"{row.path}/{GOAL}")
+        if destination is None:
+            yield _about("damaged-transfer", f"{row.path}/{DESTINATION}")
         newest = f"{row.path}/{list_name(max(lists))}" if lists else ""
         if lists and read_table(newest) is None and os.path.lexists(newest):  # RACE: a newer one may have replaced it
             yield _about("damaged-transfer", newest)
@@ -437,7 +437,7 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
                 late.append(entry)
         refused = refusal(row.path)
         if late:
-            where, why = goal["queue"] if goal else "a queue", f": {refused.why}" if refused else ""
+            where, why = destination["queue"] if destination else "a queue", f": {refused.why}" if refused else ""
             text = f"{KINDS['unfinished-move'].says}; {len(late)} go to {where}{why}"
             yield late[0].finding("unfinished-move", text)
         elif refused is not None and refused.is_older:

@@ -43,7 +43,10 @@ def counted(node: Node) -> str:
 
 def notes(node: Node) -> list[str]:
     """Return in words which messages are on their way to other file systems, and whether a queue destroys itself."""
-    found = [f"{count_of(count)} on the way to {shown(goal)}" for goal, count in sorted(node.in_transit.items())]
+    found = [
+        f"{count_of(count)} on the way to {shown(destination)}"
+        for destination, count in sorted(node.in_transit.items())
+    ]
     if node.destroyed_in is not None:
         when = "once no message is held" if node.counts.get("processing") else "at the next sweep"
         if node.destroyed_in:

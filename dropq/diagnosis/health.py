@@ -404,7 +404,7 @@ class _Snapshot:
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for row, count in Counter(row for row, _ in self._given).items():
-            text = f"{count_of(count)} on the way to {row.goal}, which lies on another file system"
+            text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
         if count := sum(map(self._is_written, islice(self._archived_foreign(), WRITES_LOOKED_FOR))):
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"

@@ -16,7 +16,7 @@ from dropq.format.escapes import is_coded
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX
 
 #: The file of a row that says where its messages go.
-GOAL = "to.json"
+DESTINATION = "to.json"
 #: The file of a row that says why the last try gave or carried nothing.
 REFUSED = "refused.json"
 #: What the name of a row that was ended by hand ends in.

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, QueueLayout
-from dropq.format.transfers import ENDED, GIVEN, GOAL, list_number, list_of_job, sent_list
+from dropq.format.transfers import DESTINATION, ENDED, GIVEN, list_number, list_of_job, sent_list
 from dropq.lifecycle import queue_notes
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transfers import Goal, Refusal, Row, marks_of, note_refusal, own_mark, root_of, rows
+from dropq.lifecycle.transfers import Refusal, Row, RowDestination, marks_of, note_refusal, own_mark, root_of, rows
 from dropq.storage import mounts, reading
 
 
@@ -34,7 +34,7 @@ class _Sent(NamedTuple):
     path: str
 
 
-def row_to(source: QueueContext, goal: Goal, asked: dict[str, int] | None = None) -> Row:
+def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, int] | None = None) -> Row:
     """Return the row of a queue's messages for another queue; make it if there is none.
 
     RACE: two processes at once may make two rows to one queue. Both are used from then on.
@@ -48,35 +48,35 @@ def row_to(source: QueueContext, goal: Goal, asked: dict[str, int] | None = None
         OSError: the row cannot be read or made, or the ledger cannot be read.
     """
     asked = {} if asked is None else asked
-    row = next((row for row in rows(source.layout) if row.leads(source, goal)), None)
+    row = next((row for row in rows(source.layout) if row.leads(source, destination)), None)
     changed = 0 if row is None else os.stat(row.folder).st_mtime_ns
     if row is not None and asked.get(row.folder) == changed:
         return row
-    refuse_older(source, goal)
+    refuse_older(source, destination)
     if row is None:
-        return _make(source, goal)
+        return _make(source, destination)
     note_refusal(source, row.folder, None)
     asked[row.folder] = changed
     return row
 
 
-def _make(source: QueueContext, goal: Goal, name: str = "") -> Row:
+def _make(source: QueueContext, destination: RowDestination, name: str = "") -> Row:
     """Make a row, which appears complete."""
     storage, layout = source.storage, source.layout
     token = secrets.token_hex(8)
     draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
-    mark = queue_notes.make_known(goal.root, goal.layout.private, storage.at(goal.layout.base))
-    row = Row(folder, root_of(source, goal), goal.queue, mark, own_mark(source), mounts.host())
+    mark = queue_notes.make_known(destination.root, destination.layout.private, storage.at(destination.layout.base))
+    row = Row(folder, root_of(source, destination), destination.queue, mark, own_mark(source), mounts.host())
     storage.make_folder(layout.transfers)
     storage.make_folder(f"{draft}/{GIVEN}")
     content = {"root": row.root, "queue": row.queue, "mark": mark, "from": row.source, "host": row.host}
-    storage.write_small(f"{draft}/{GOAL}", json.dumps({"format": 1, **content}).encode())
+    storage.write_small(f"{draft}/{DESTINATION}", json.dumps({"format": 1, **content}).encode())
     storage.move_folder(draft, folder)
     storage.sync(layout.transfers)
     return row
 
 
-def refuse_older(source: QueueContext, goal: Goal) -> None:
+def refuse_older(source: QueueContext, destination: RowDestination) -> None:
     """Refuse to give, or to carry, if the ledger of the other queue is ahead of a row of this one.
 
     Raises:
@@ -84,7 +84,7 @@ def refuse_older(source: QueueContext, goal: Goal) -> None:
         OSError: the ledger cannot be read.
     """
     # RACE: with carriers. A list is written here before the ledger there has it, so the ledger is read first.
-    sent, layout = _sent_lists(goal.layout), source.layout
+    sent, layout = _sent_lists(destination.layout), source.layout
     reading.ask_server(layout.transfers)
     here = reading.names_in(layout.transfers)
     own = marks_of(layout)
@@ -95,21 +95,21 @@ def refuse_older(source: QueueContext, goal: Goal) -> None:
         # RACE: one listing may miss the newest list, if that replaces another meanwhile.
         number = max(newest_list(folder), newest_list(folder))
         if number < last.number:
-            why = _why(source, goal, name, number, last.number)
+            why = _why(source, destination, name, number, last.number)
             if name not in here:
                 with suppress(FileExistsError):  # RACE: another process makes it
-                    _make(source, goal, name)
+                    _make(source, destination, name)
             note_refusal(source, folder, Refusal(why, is_older=True))
             raise OlderState(why)
 
 
-def _why(source: QueueContext, goal: Goal, name: str, here: int, there: int) -> str:
+def _why(source: QueueContext, destination: RowDestination, name: str, here: int, there: int) -> str:
     folder = f"{source.layout.transfers}/{name}"
     return (
         f"{source.layout.home} is an older state of itself, as from a backup, or a copy: the last list of row {name} "
-        f"is {here} here, and {there} in {goal.layout.home}. Nothing is given or carried: remove here what that queue "
-        f"has already, move what is left in {folder}/{GIVEN} to {source.layout.target}, and rename {folder} to "
-        f"{name}{ENDED}"
+        f"is {here} here, and {there} in {destination.layout.home}. Nothing is given or carried: remove here "
+        f"what that queue has already, move what is left in {folder}/{GIVEN} to {source.layout.target}, and rename "
+        f"{folder} to {name}{ENDED}"
     )
 
 

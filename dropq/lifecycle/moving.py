@@ -100,8 +100,8 @@ class Moves:
         """Move a message from a folder to the dead-letter queue, else to error/, by `leave(move, ...)`."""
         queue = self._config.dead_letter_queue
         try:
-            letters = self._find_letters(name)
-            path = leave(self._move_to_letters, letters, name, reason)
+            destination = self._find_dead_letter_queue(name)
+            path = leave(self._move_to_dead_letter_queue, destination, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
@@ -132,39 +132,41 @@ class Moves:
         source = f"{self._layout.error}/{file}"
         try:
             inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
-            path = self._move_to_letters(source, self._find_letters(name), name, reason)
+            path = self._move_to_dead_letter_queue(source, self._find_dead_letter_queue(name), name, reason)
         except (OSError, DropqError) as error:
             log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
             return None
         self.context.reasons.drop("error", file, inode)
         return path
 
-    def _find_letters(self, name: Name) -> QueueLayout:
+    def _find_dead_letter_queue(self, name: Name) -> QueueLayout:
         queue = self._config.dead_letter_queue
         if why := dead_letters.why_no_more(name):
             raise NoSuchQueue(why)
         if queue is None:
             raise NoSuchQueue("no dead_letter_queue is set")
         with self.context.error_context("the dead-letter queue cannot be looked at"):
-            letters = dead_letters.find_layout(self.context.root.layout.path, queue)
-        if letters is None:
+            destination = dead_letters.find_layout(self.context.root.layout.path, queue)
+        if destination is None:
             raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
-        return letters
+        return destination
 
-    def _move_to_letters(self, source: str, letters: QueueLayout, name: Name, reason: str) -> str:
+    def _move_to_dead_letter_queue(self, source: str, destination: QueueLayout, name: Name, reason: str) -> str:
         """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
         name = dead_letters.letter(name, self.context.name, reason, self.context.clock.now_ms())
-        sidecars = self.context.sidecars.at(letters)
+        sidecars = self.context.sidecars.at(destination)
         if name.meta:
             sidecars.make_known()
         file = sidecars.fit(naming.unique(name))
         try:
-            return self._add(source, letters.target, file, lambda: sidecars.fit(naming.marked(name)))
+            return self._add(source, destination.target, file, lambda: sidecars.fit(naming.marked(name)))
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-        goal = transfers.Goal(self.context.root.layout, self._config.dead_letter_queue or "", letters)
-        return self._move_to_row(source, self._row_to(goal).given, name)
+        row = self._row_to(
+            transfers.RowDestination(self.context.root.layout, self._config.dead_letter_queue or "", destination)
+        )
+        return self._move_to_row(source, row.given, name)
 
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
         """Move a file into a folder, where it replaces nothing; return its path there.
@@ -229,22 +231,22 @@ class Moves:
         try:
             return self._add(source, folder, file, lambda: naming.copy_name(self.context, self._sidecars.parse(file)))
         except OSError as error:
-            goal = transfers.behind(folder) if error.errno == errno.EXDEV else None
-            if goal is None:
+            destination = transfers.behind(folder) if error.errno == errno.EXDEV else None
+            if destination is None:
                 raise
-        return self._move_to_row(source, self._row_to(goal).given, self._sidecars.parse(file))
+        return self._move_to_row(source, self._row_to(destination).given, self._sidecars.parse(file))
 
     def _is_ignored_at(self, folder: str, file: str) -> bool:
         """Return whether the queue behind a route's folder takes a file for no message, or may do so."""
         if not os.path.islink(folder) or os.path.basename(target := os.path.realpath(folder)) != "target":
             return False
-        goal = transfers.behind(folder)
-        if goal is None:
+        destination = transfers.behind(folder)
+        if destination is None:
             return True  # of a topic, or a subscription: what feeds it knows a coded name, too
         try:
-            is_near = os.path.samefile(goal.root.path, self.context.root.layout.path)
-            root = self.context.root if is_near else open_root(goal.root.path, self.context.clock)
-            return bool(open_queue(root, goal.queue).sidecars.ignored(file))
+            is_near = os.path.samefile(destination.root.path, self.context.root.layout.path)
+            root = self.context.root if is_near else open_root(destination.root.path, self.context.clock)
+            return bool(open_queue(root, destination.queue).sidecars.ignored(file))
         except (OSError, DropqError) as error:
             log.info("%s: whether %s is ignored there is not known: %s", target, file, describe(error))
             return True
@@ -350,11 +352,11 @@ class Moves:
     def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
         """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
         with self.context.error_context("the message stays where it was"):
-            row = self._row_to(transfers.Goal(to.root.layout, to.name, to.layout))
+            row = self._row_to(transfers.RowDestination(to.root.layout, to.name, to.layout))
         return self.give(path, name, row.given)
 
-    def _row_to(self, goal: transfers.Goal) -> transfers.Row:
-        return giving.row_to(self.context, goal, self._asked)
+    def _row_to(self, destination: transfers.RowDestination) -> transfers.Row:
+        return giving.row_to(self.context, destination, self._asked)
 
     def give(self, path: str, name: Name, given: str) -> str | None:
         """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.

@@ -50,10 +50,10 @@ class Reasons:
 
     def adopt(self, path: str, state: str, name: str, inode: int) -> None:
         """Make a file the reason of another one, which it names; do nothing if it is missing. It is not synced."""
-        goal = self.path(state, name, inode)
-        self._storage.make_folder(os.path.dirname(goal))
+        destination = self.path(state, name, inode)
+        self._storage.make_folder(os.path.dirname(destination))
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
-            self._storage.rename(path, goal)
+            self._storage.rename(path, destination)
 
     def copy(self, state: str, name: str, to: str, inode: int) -> bool:
         """Write the reason of a file also for another name, which it is about to get; return False if it has none."""
@@ -153,14 +153,14 @@ class Reasons:
         content = _content(path)
         if content is None or not explains(f"{_base(self.folder)}/{state}", os.path.basename(path), content):
             return False
-        goal = self.path(state, str(content["name"]), None)
-        if path == goal:
+        destination = self.path(state, str(content["name"]), None)
+        if path == destination:
             return True
         number = inode_or_none(f"{_base(self.folder)}/{state}/{content['name']}")
-        if content.get("inode") != number and exists(goal):
+        if content.get("inode") != number and exists(destination):
             return False  # the file has another reason
         with suppress(FileNotFoundError):  # RACE: who moved the file was first, or has taken it out again
-            self._storage.replace(path, goal)
+            self._storage.replace(path, destination)
         return True
 
     @contextmanager

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from dropq.format.addresses import check_address, layouts
 from dropq.format.credits import Via, via_of
 from dropq.format.layout import QueueLayout, RootLayout
-from dropq.format.transfers import GIVEN, GOAL, REFUSED, is_row, own_name_of
+from dropq.format.transfers import DESTINATION, GIVEN, REFUSED, is_row, own_name_of
 from dropq.lifecycle import queue_notes
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import mounts, reading
@@ -33,7 +33,7 @@ log = logging.getLogger("dropq")
 _OLDER = "older-state"
 
 
-class Goal(NamedTuple):
+class RowDestination(NamedTuple):
     """A queue that messages go to: its root, its address, and where it lies."""
 
     root: RootLayout
@@ -72,7 +72,7 @@ class Row:
         return f"{self.folder}/{GIVEN}"
 
     @property
-    def goal(self) -> str:
+    def destination(self) -> str:
         """The queue that they go to, for people."""
         return f"{self.root}/{self.queue}" if self.root else self.queue
 
@@ -86,10 +86,12 @@ class Row:
         """Whether the path of the other root means here what it meant to who wrote the row."""
         return not self.is_abroad or self.host == mounts.host()
 
-    def leads(self, source: QueueContext, goal: Goal) -> bool:
+    def leads(self, source: QueueContext, destination: RowDestination) -> bool:
         """Return whether this host may give messages of a queue to it that go to another queue."""
-        is_goal = (self.root, self.queue) == (root_of(source, goal), goal.queue)
-        return is_goal and self.is_of_this_host and self.is_of(source) and self.mark in marks_of(goal.layout)
+        is_destination = (self.root, self.queue) == (root_of(source, destination), destination.queue)
+        return (
+            is_destination and self.is_of_this_host and self.is_of(source) and self.mark in marks_of(destination.layout)
+        )
 
     def is_of(self, source: QueueContext) -> bool:
         """Return whether it was made by the queue that it is in: a row that was copied from another is of no queue."""
@@ -101,9 +103,9 @@ def marks_of(layout: QueueLayout) -> set[str]:
     return queue_notes.marks_in(layout.private)
 
 
-def root_of(source: QueueContext, goal: Goal) -> str:
-    """Return a goal's root as a row names it: "" for the root that the row is in."""
-    return "" if goal.root.path == source.root.layout.path else goal.root.path
+def root_of(source: QueueContext, destination: RowDestination) -> str:
+    """Return a destination's root as a row names it: "" for the root that the row is in."""
+    return "" if destination.root.path == source.root.layout.path else destination.root.path
 
 
 def own_mark(source: QueueContext) -> str:
@@ -122,14 +124,14 @@ def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterato
             row = _read(entry.path)
         except (OSError, ValueError) as error:
             if unusable is not None:
-                unusable[f"{entry.path}/{GOAL}"] = f"nothing is carried from there: {_why(error)}"
+                unusable[f"{entry.path}/{DESTINATION}"] = f"nothing is carried from there: {_why(error)}"
             continue
         yield row
 
 
 def _read(folder: str) -> Row:
     """Read a row; raise ValueError if it names no queue."""
-    said = reading.parse_json(reading.read_small(f"{folder}/{GOAL}") or b"null")
+    said = reading.parse_json(reading.read_small(f"{folder}/{DESTINATION}") or b"null")
     if not isinstance(said, Mapping) or not {"root", "queue", "mark"} <= said.keys():
         raise ValueError("it names no queue")
     root, queue, mark, *about = (said.get(key, "") for key in ("root", "queue", "mark", "from", "host"))
@@ -162,11 +164,11 @@ def in_transit(layout: QueueLayout) -> dict[str, int]:
 
     What lies in a row that cannot be read, or in a folder there that is no row, is on its way to `?`.
     """
-    goals, counts = {row.folder: row.goal for row in rows(layout)}, Counter[str]()
+    destinations, counts = {row.folder: row.destination for row in rows(layout)}, Counter[str]()
     for entry in list(reading.entries(layout.transfers)):
         if entry.is_dir(follow_symlinks=False):
             given = reading.entries(f"{entry.path}/{GIVEN}")
-            counts[goals.get(entry.path, "?")] += sum(map(_is_message, given))
+            counts[destinations.get(entry.path, "?")] += sum(map(_is_message, given))
     return dict(+counts)
 
 
@@ -258,7 +260,7 @@ def stalled(context: QueueContext, stalled_for: float = 0, *, unusable: dict[str
             yield row
 
 
-def behind(link: str) -> Goal | None:
+def behind(link: str) -> RowDestination | None:
     """Return the queue whose target/ a symbolic link leads to; None if it leads to anything else.
 
     A link is followed by a step first: the queue may be a link to another file system itself.
@@ -272,5 +274,5 @@ def behind(link: str) -> Goal | None:
                 continue
             for layout in layouts(root, name):
                 if layout.target == path and not layout.topic and os.path.samefile(path, link):
-                    return Goal(RootLayout(root), name, layout)
+                    return RowDestination(RootLayout(root), name, layout)
     return None

@@ -128,10 +128,10 @@ class RecordWriter:
     def __repr__(self) -> str:
         return f"<RecordWriter of {self._format} to {self._queue.name!r}>"
 
-    def _check_headers(self, goal: Sender) -> None:
+    def _check_headers(self, sender: Sender) -> None:
         """Raise ValueError if no name can hold the headers, before any record is taken; note how long one may be."""
-        goal._address_of(b"", self._headers)
-        self._longest = goal._goal.config.max_record_bytes
+        sender._address_of(b"", self._headers)
+        self._longest = sender._destination.config.max_record_bytes
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class RecordWriter:
                 try:
                     # A signal handler may have ended an empty one; or an interrupt came when it had just been sent.
                     if bundle.records and not bundle.sent:
-                        self._queue._to_who_takes(lambda goal: self._send_to(goal, bundle))
+                        self._queue._to_who_takes(lambda sender: self._send_to(sender, bundle))
                 except BaseException as raised:
                     if not bundle.sent:
                         raise
@@ -357,24 +357,24 @@ class RecordWriter:
             future, bundle.future = bundle.future, None
             return future
 
-    def _send_to(self, goal: Sender, bundle: _Bundle) -> None:
+    def _send_to(self, sender: Sender, bundle: _Bundle) -> None:
         """Send a bundle; note in it what became of it, also where an error follows the send."""
-        context, count = goal._goal, len(bundle.records)
+        context, count = sender._destination, len(bundle.records)
         if bundle.home != context.layout.home:
             headers = self._headers._replace(message_id=bundle.id) if bundle.home else self._headers
-            address = goal._address_of(b"", headers, asks=True, records=count)
+            address = sender._address_of(b"", headers, asks=True, records=count)
             bundle.file, bundle.id, bundle.not_before = address
             takes = bool(bundle.file)
             bundle.home = context.layout.home if takes else ""
         else:
-            takes = goal._admit() > 0
+            takes = sender._admit() > 0
             with context.error_context("the message was not sent"):
                 context.storage.unlink(f"{context.layout.working}/{bundle.file}")  # the last try may have left it
         if not takes:
             bundle.sent.append(Sent(bundle.id, False, ""))
             return
-        goal._outlet.stage(bundle.file, pack(self._format, bundle.records, head=self._head))
-        goal._send_staged(bundle.sent, Sent(bundle.id, True, context.name), bundle.file, bundle.not_before)
+        sender._outlet.stage(bundle.file, pack(self._format, bundle.records, head=self._head))
+        sender._send_staged(bundle.sent, Sent(bundle.id, True, context.name), bundle.file, bundle.not_before)
 
     def _awaited(self, *, forget: bool = False) -> list[Future[Sent]]:
         """Return the futures of what waits; `forget` them where the queue refuses it: the records stay."""

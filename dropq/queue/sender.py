@@ -92,14 +92,14 @@ class Sender:
         return self._opened
 
     @property
-    def _goal(self) -> QueueContext:
+    def _destination(self) -> QueueContext:
         """The queue that messages are sent to: of a view on topics, the topic's."""
         return self._outlet.context
 
     @property
-    def _overflow_goals(self) -> frozenset[str]:
+    def _overflow_destinations(self) -> frozenset[str]:
         """The queues and topics that got messages because the queue was full."""
-        return frozenset(other._goal.name for other in self._overflowing.values())
+        return frozenset(other._destination.name for other in self._overflowing.values())
 
     def _missing_queue_sender(self) -> Sender | None:
         """Return what takes the messages if the queue is not there, and not away; None if it is, or nothing does."""
@@ -122,9 +122,9 @@ class Sender:
         Where the call can be made `once` only, as it reads what it sends, this looks first whether the queue is there;
         whether there is room is asked before anything is read.
         """
-        goal = (self._missing_queue_sender() or self) if once else self
+        sender = (self._missing_queue_sender() or self) if once else self
         try:
-            return send(goal)
+            return send(sender)
         except (QueueFull, NoSuchQueue) as refused:
             if once and isinstance(refused, NoSuchQueue):
                 raise
@@ -240,7 +240,7 @@ class Sender:
 
     def _send_batch_to_who_takes(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         before = len(sent)
-        self._to_who_takes(lambda goal: goal._send_admitted(batch[len(sent) - before :], sent))
+        self._to_who_takes(lambda sender: sender._send_admitted(batch[len(sent) - before :], sent))
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
@@ -255,10 +255,10 @@ class Sender:
     def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
         """Return what is told of a message that is discarded: it is not looked at any more."""
         chosen = message.get("message_id") if isinstance(message, Mapping) else None
-        return Sent(chosen or self._goal.root.ids.next(), False, "")
+        return Sent(chosen or self._destination.root.ids.next(), False, "")
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
-        context = self._goal
+        context = self._destination
         staged: dict[str, tuple[Sent, int]] = {}
         delayed: set[bool] = set()
         try:
@@ -286,7 +286,7 @@ class Sender:
                 self._outlet.sent(not_before=not_before)
 
     def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[Sent, int]]) -> None:
-        context = self._goal
+        context = self._destination
         with (
             context.error_context("the message was not sent"),
             context.storage.together(context.layout.working, len(batch)) as each,
@@ -328,7 +328,7 @@ class Sender:
     ) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
         once = not isinstance(path, str | os.PathLike)
-        self._to_who_takes(lambda goal: goal._send_one_file(sent, path, move=move, **fields), once=once)
+        self._to_who_takes(lambda sender: sender._send_one_file(sent, path, move=move, **fields), once=once)
 
     def _send_one_file(
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
@@ -339,7 +339,10 @@ class Sender:
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
-        one, moved = Sent(message_id, True, self._goal.name), source if move and isinstance(source, str) else None
+        one, moved = (
+            Sent(message_id, True, self._destination.name),
+            source if move and isinstance(source, str) else None,
+        )
         if moved is not None and self._adopted(moved):
             try:
                 self._send_staged(sent, one, file, not_before, adopted=moved)
@@ -354,7 +357,7 @@ class Sender:
         if moved is not None:
             try:
                 with error_context("the message was sent, its source could not be removed"):
-                    self._goal.storage.unlink(moved)
+                    self._destination.storage.unlink(moved)
             except KeyboardInterrupt as interrupt:
                 stays = f"; {moved} is still there" if reading.exists(moved) else ""
                 interrupt.add_note(f"message {message_id} was sent{stays}")
@@ -365,7 +368,7 @@ class Sender:
 
         An adopted file stays where it is then.
         """
-        staged, is_sent = adopted or f"{self._goal.layout.working}/{file}", False
+        staged, is_sent = adopted or f"{self._destination.layout.working}/{file}", False
         try:
             sent.append(one)  # first: an interrupt finds it there as soon as it is sent
             distributed = self._outlet.send(file, not_before=not_before, adopted=adopted)
@@ -377,7 +380,7 @@ class Sender:
             with suppress(OSError):  # what cannot be looked at now, fsck finds
                 if reading.exists(staged):
                     if not adopted:
-                        self._goal.storage.unlink(staged)
+                        self._destination.storage.unlink(staged)
                 elif one in sent and not isinstance(error, DropqError):  # an interrupt, after the rename
                     is_sent = True
                     error.add_note(f"message {one.id} was sent")
@@ -390,12 +393,12 @@ class Sender:
         try:
             if os.path.islink(source) or not os.path.isfile(source):
                 raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
-            if reading.device(source) != reading.device(self._goal.layout.target):
+            if reading.device(source) != reading.device(self._destination.layout.target):
                 return False
-            self._goal.storage.adopt(source)
+            self._destination.storage.adopt(source)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                raise self._goal.refused(error, "nothing was sent") from error
+                raise self._destination.refused(error, "nothing was sent") from error
             return False  # not ours
         return True
 
@@ -412,7 +415,7 @@ class Sender:
             QueueFull: the queue is full, and rejects.
         """
         with ExitStack() as stack:
-            yield self._to_who_takes(lambda goal: stack.enter_context(goal._writer(**fields)), once=True)
+            yield self._to_who_takes(lambda sender: stack.enter_context(sender._writer(**fields)), once=True)
 
     @contextmanager
     def _writer(self, **fields: Any) -> Iterator[IO[bytes]]:
@@ -428,7 +431,7 @@ class Sender:
 
     @contextmanager
     def _staged(self, file: str) -> Iterator[IO[bytes]]:
-        store, path = self._goal.storage, f"{self._goal.layout.working}/{file}"
+        store, path = self._destination.storage, f"{self._destination.layout.working}/{file}"
         try:
             fd = store.create(path)
         except OSError as error:
@@ -522,15 +525,15 @@ class Sender:
 
     def _limits_of_sends(self) -> SendLimits:
         """Return what lets messages in."""
-        return SendLimits(self._goal.name, self._goal, waits=self._waits)
+        return SendLimits(self._destination.name, self._destination, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
         """Return the file names of so many messages that have nothing to say but their class."""
-        return [names.plain_name(message_id, 4, message_class) for message_id in self._goal.root.ids.take(count)]
+        return [names.plain_name(message_id, 4, message_class) for message_id in self._destination.root.ids.take(count)]
 
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
-        return self._goal.clock.now_ms() + int(seconds * 1000) if seconds else 0
+        return self._destination.clock.now_ms() + int(seconds * 1000) if seconds else 0
 
 
 def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:

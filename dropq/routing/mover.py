@@ -25,10 +25,10 @@ from dropq.lifecycle.giving import row_to
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.queue_notes import copied_in, is_copied
 from dropq.lifecycle.settlement import Claims
-from dropq.lifecycle.transfers import Goal, own_mark
+from dropq.lifecycle.transfers import RowDestination, own_mark
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse
-from dropq.routing.plans import Plan, Planner, Target
+from dropq.routing.plans import Destination, Plan, Planner
 from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.destinations import DestinationFolder, give_word, make_known
 from dropq.staging.fan_out import fan_out, set_closed_aside
@@ -90,8 +90,8 @@ class Mover:
             return self._moves.expire_waiting(file)
         passed = dict[str, str]()
         while (plan := self._planner.plan(file, passed)).why in ("move", "bounce"):
-            (one,), (target,) = plan.by, plan.targets
-            done = self._try(file, one, target)
+            (one,), (destination,) = plan.by, plan.destinations
+            done = self._try(file, one, destination)
             if not isinstance(done, str):
                 self.moved[one.selector.name] += done
                 return True
@@ -103,12 +103,12 @@ class Mover:
         self.held_by = plan.detail
         return False
 
-    def _try(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
+    def _try(self, file: MessageFile, one: InUse, destination: Destination) -> bool | str:
         """Move a message by a selector; return False if another process took it first, or why it stays."""
         try:
             if one.selector.op == "bounce":
-                return self._moves.bounce(file, target.context) is not None
-            return self._move(file, one, target)
+                return self._moves.bounce(file, destination.context) is not None
+            return self._move(file, one, destination)
         except (NoSuchQueue, ConfigError, Unavailable) as error:
             return str(error)
 
@@ -121,7 +121,7 @@ class Mover:
 
     # -- move --------------------------------------------------------------------------------------------------------
 
-    def _move(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
+    def _move(self, file: MessageFile, one: InUse, destination: Destination) -> bool | str:
         """Move a message under a credit; return False if another process took it first, or why it stays."""
         context, selector = self._context, one.selector
         via = Via.new(selector.token)
@@ -135,9 +135,9 @@ class Mover:
                     return f"it has no credit left of {selector.credit}"
                 below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
                 copied = is_copied(self._context.layout.private, file.name)
-                one.spend(via, Credit(file.name.id, target.context.name, below, copied=copied))
+                one.spend(via, Credit(file.name.id, destination.context.name, below, copied=copied))
             try:
-                gone = self._moves.move_on(file, target.context, via) is None
+                gone = self._moves.move_on(file, destination.context, via) is None
             except DropqError:
                 with suppress(OSError):  # of the look, whose error would hide this one
                     if reading.exists(f"{context.layout.target}/{file.filename}"):
@@ -160,8 +160,11 @@ class Mover:
         """Make all copies of a message by one commit; return False if it stays."""
         context, claims = self._context, Claims(self._context)
         try:
-            to = {(folder := self._folder_for(target)).token: (folder, target) for target in plan.targets}
-            folders, targets = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
+            to = {
+                (folder := self._folder_for(destination)).token: (folder, destination)
+                for destination in plan.destinations
+            }
+            folders, destinations = zip(*to.values(), strict=True)  # two selectors may copy it to one queue: once
             with context.error_context("the message stays in target/"):
                 mark = own_mark(context)
         except DropqError as error:
@@ -178,9 +181,9 @@ class Mover:
                 make_known(context.layout, folder, context.storage)
 
             def write(folder: str, at: int, parts: Sequence[str]) -> None:
-                for part, target in zip(parts, targets, strict=True):
+                for part, destination in zip(parts, destinations, strict=True):
                     renew()
-                    like = target.context.storage if target.is_near else None
+                    like = destination.context.storage if destination.is_near else None
                     context.storage.copy(claim.path, f"{folder}/{part}", like=like, between=renew)
 
             done = fan_out(
@@ -219,15 +222,17 @@ class Mover:
             back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
         return sidecars.fit(copied), sidecars.fit(back)
 
-    def _folder_for(self, known: Target) -> DestinationFolder:
+    def _folder_for(self, known: Destination) -> DestinationFolder:
         """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
-        target, path = known.context, self._context.root.layout.path
+        destination, path = known.context, self._context.root.layout.path
         try:
-            folder = target.layout.base
+            folder = destination.layout.base
             if not known.is_near:
-                folder = row_to(self._context, Goal(target.root.layout, target.name, target.layout)).folder
+                folder = row_to(
+                    self._context, RowDestination(destination.root.layout, destination.name, destination.layout)
+                ).folder
             else:
-                give_word(target)
+                give_word(destination)
             return DestinationFolder(path, os.path.relpath(folder, path))
         except OSError as error:
-            raise target.refused(error, "the message stays in target/") from error
+            raise destination.refused(error, "the message stays in target/") from error

@@ -37,7 +37,7 @@ UNREADABLE = "which selectors take it is not known: a selector, the body or the 
 ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
 
 
-class Target:
+class Destination:
     """A queue that messages are sent to.
 
     Args:
@@ -74,14 +74,14 @@ class Plan(Decision):
     Attributes:
         why: `copy`, `move`, `bounce`; `set-aside` for what cannot be delivered; `leave` for what consumers get; `stay`.
         by: the selectors that copy, move or bounce it; for one that stays, those that it waits for.
-        targets: where it goes, one for each selector.
+        destinations: where it goes, one for each selector.
         is_last: whether no selector takes it once it is copied: then it is archived, unless somebody is subscribed.
         reason, details: why it is set aside, as its dead letter says.
         refused: why selectors take nothing that would, by their names.
     """
 
     by: tuple[InUse, ...] = ()
-    targets: tuple[Target, ...] = ()
+    destinations: tuple[Destination, ...] = ()
     is_last: bool = False
     reason: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Planner:
 
     def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
         self._context = context
-        self._targets: dict[str, Target] = {}
+        self._destinations: dict[str, Destination] = {}
         self.selectors = Selectors(context, only_looks=only_looks)
         self.unroutable = Unroutable(context, only_looks=only_looks)
 
@@ -156,8 +156,8 @@ class Planner:
             by = (one for one in copying if one.selector.name in refused)
             return Plan(False, "stay", says, by=tuple(by), refused=refused)
         says = f"the next router copies it to {', '.join(one.selector.to or '' for one in copying)}"
-        targets = tuple(target for target in found if isinstance(target, Target))
-        return Plan(True, "copy", says, by=tuple(copying), targets=targets, is_last=is_last)
+        destinations = tuple(destination for destination in found if isinstance(destination, Destination))
+        return Plan(True, "copy", says, by=tuple(copying), destinations=destinations, is_last=is_last)
 
     def _moved(self, file: MessageFile, moving: list[InUse], passed: Mapping[str, str]) -> Plan:
         refused = dict[str, str]()
@@ -177,11 +177,11 @@ class Planner:
         address = one.selector.to or ""
         if why := self.why_without_credit(one):
             return why
-        target = self._find(address)
-        if isinstance(target, str):
-            return target
+        destination = self._find(address)
+        if isinstance(destination, str):
+            return destination
         says = f"the next router moves it to {address} by selector {one.selector.name}"
-        return target.why_not() or Plan(True, "move", says, by=(one,), targets=(target,))
+        return destination.why_not() or Plan(True, "move", says, by=(one,), destinations=(destination,))
 
     def why_without_credit(self, one: InUse) -> str:
         """Return that a selector has no credit left; "" if it has one."""
@@ -202,7 +202,7 @@ class Planner:
             return _set_aside(file, "no_return_address", why, {**details, "detail": why})
         try:
             check_address(address)
-            target = self._target(address)
+            destination = self._destination(address)
         except (InvalidName, NoSuchQueue) as error:
             is_missing = isinstance(error, NoSuchQueue)
             if is_missing and (away := why_away(context.root.layout, address)):
@@ -211,11 +211,11 @@ class Planner:
             return _set_aside(file, "no_return_address", why, details)
         except DropqError as error:
             return str(error)
-        if target.context.layout.home == context.layout.home:
+        if destination.context.layout.home == context.layout.home:
             why = f"selector {name} bounces it, and its return address is this queue"
             return _set_aside(file, "no_return_address", why, details)
         says = f"the next router bounces it to {address} by selector {name}"
-        return Plan(True, "bounce", says, by=(one,), targets=(target,))
+        return Plan(True, "bounce", says, by=(one,), destinations=(destination,))
 
     def _untaken(self, file: MessageFile) -> Plan:
         if self.selectors.unusable:
@@ -226,25 +226,25 @@ class Planner:
 
     # -- where messages go ---------------------------------------------------------------------------------------------
 
-    def _find(self, address: str) -> Target | str:
+    def _find(self, address: str) -> Destination | str:
         """Return a queue that messages go to; or why none can."""
         try:
-            return self._target(address)
+            return self._destination(address)
         except NoSuchQueue:
             return missing(self._context.root.layout, address)
         except DropqError as error:
             return str(error)
 
-    def _target(self, address: str) -> Target:
+    def _destination(self, address: str) -> Destination:
         """Return a queue that messages go to, opened again after a while, or raise DropqError."""
-        known = self._targets.get(address)
+        known = self._destinations.get(address)
         if (
             known is None
             or time.monotonic() - known.opened_at >= OPEN_FOR
             or not reading.exists(known.context.layout.target)
         ):
-            self._targets.pop(address, None)
-            known = self._targets[address] = Target(self._context, address)
+            self._destinations.pop(address, None)
+            known = self._destinations[address] = Destination(self._context, address)
         return known
 
 

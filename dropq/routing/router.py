@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from dropq.carrier.carriers import Carriers
 from dropq.carrier.lists import LIST_LENGTH
-from dropq.carrier.passages import Carriers
 from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
 from dropq.format.message_file import MessageFile

@@ -88,12 +88,12 @@ class QueueWriter(DataSourceArrowWriter):
         queue = options.open()
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}", mark_of(queue.context))
         if options.is_per_batch:
-            Job(queue._goal, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
+            Job(queue._destination, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
             return writer
         if options.is_per_claim:
-            Job(queue._goal, writer.job_id.replace(CLAIM, LONGEST_CLAIM))  # raises if too long
+            Job(queue._destination, writer.job_id.replace(CLAIM, LONGEST_CLAIM))  # raises if too long
             return writer
-        job = Job(queue._goal, writer.job_id)
+        job = Job(queue._destination, writer.job_id)
         if job.sent:
             _warn_of_sent(job, queue)
         else:
@@ -135,15 +135,15 @@ class QueueWriter(DataSourceArrowWriter):
     def _jobs(self, queue: Queue, messages: Iterable[WriterCommitMessage | None]) -> list[Job]:
         """Return the job; or what the tasks filled in, which is none if no task was successful."""
         if not (self.options.is_per_batch or self.options.is_per_claim):
-            return [Job(queue._goal, self.job_id)]
+            return [Job(queue._destination, self.job_id)]
         told = {(part.query, part.batch): part for part in messages if isinstance(part, StagedFiles)}
         return [self._job(queue, told[each]) for each in sorted(told)]
 
     def _job(self, queue: Queue, told: StagedFiles) -> Job:
         """Return the job that a task works for, and tells."""
         if self.options.is_per_batch:
-            return Epoch(queue._goal, told.query, told.batch)
-        job = Job(queue._goal, told.query if self.options.is_per_claim else self.job_id)
+            return Epoch(queue._destination, told.query, told.batch)
+        job = Job(queue._destination, told.query if self.options.is_per_claim else self.job_id)
         if claims := OpenClaims.of(told.claims):
             job.note = {"claim": claims.blocks}
         return job
@@ -173,21 +173,21 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         if batches is None:
             return StagedFiles(query=query)
         queue = open_planned(self.options, self.mark)
-        job = Epoch(queue._goal, query, int(epoch))
+        job = Epoch(queue._destination, query, int(epoch))
         return StagedFiles(stage(queue, job, self.options, batches, begins=True), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
         queue = self.options.open()
         for query in _queries(messages):
-            epoch = Epoch(queue._goal, query, batchId)
+            epoch = Epoch(queue._destination, query, batchId)
             if epoch.sent:
                 _warn_of_sent(epoch, queue)
             _commit(queue, epoch, self.options, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed; the query runs it again under the same number."""
-        context = self.options.open()._goal
+        context = self.options.open()._destination
         for query in _queries(messages):
             epoch = Epoch(context, query, batchId)
             if epoch.abort():
@@ -478,7 +478,7 @@ def _stage_records(
     """Stage a bundle for every `max_records` rows whose columns say the same of it; its JMS type is the format."""
     others = _others(schema)
     body_format = options.body_format or ("frames" if is_bytes(schema.field("value").type) else "text")
-    longest = queue._goal.config.max_record_bytes
+    longest = queue._destination.config.max_record_bytes
 
     def write(first: Part, body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
         def checked() -> Iterator[pa.Array]:
@@ -548,7 +548,7 @@ def _with_valid_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _refuse_keys_of_two_tasks(queue: Queue, options: WriteOptions, staged: Iterable[Staged]) -> None:
     """Raise ValueError if two tasks staged rows of one key, which is in the names of their files."""
-    sidecars = queue._goal.sidecars
+    sidecars = queue._destination.sidecars
     tasks: dict[tuple[str | None, ...], str] = {}
     for part in staged if options.key_columns else ():
         for file in part.files:

@@ -496,10 +496,10 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
         context.storage.sync(folder)  # the manifest must be durable before the first rename
     except FileNotFoundError:
         return False  # RACE: another process renamed the folder, and finishes the job
-    listed, goal = _listed(manifest, folder), _goal(context, manifest)
+    listed, destination = _listed(manifest, folder), _destination(context, manifest)
     if interrupted:
-        _unlink_sent_names(context, goal, folder, listed)
-    context.storage.sync(*sorted(_send_all(context, goal, folder, listed)))
+        _unlink_sent_names(context, destination, folder, listed)
+    context.storage.sync(*sorted(_send_all(context, destination, folder, listed)))
     context.storage.make_folder(context.layout.ledger)
     entry = _ledger_entry(context, _key(os.path.basename(folder)))
     content = {key: manifest[key] for key in ("job", "note") if key in manifest}
@@ -508,7 +508,7 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
     return True
 
 
-def _goal(context: QueueContext, manifest: Mapping[str, Any]) -> QueueContext:
+def _destination(context: QueueContext, manifest: Mapping[str, Any]) -> QueueContext:
     """Return the queue that a committed job goes to: where its manifest says, if that can be; else its own.
 
     RACE: if the overflow selector or its queue goes meanwhile, some files go to each of the two queues, each file once.
@@ -557,17 +557,19 @@ def _overflow(context: QueueContext, address: object, fate: str) -> QueueContext
     return replace(other, storage=context.storage.at(other.layout.base))
 
 
-def _unlink_sent_names(context: QueueContext, goal: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
+def _unlink_sent_names(
+    context: QueueContext, destination: QueueContext, folder: str, listed: Mapping[str, list[str]]
+) -> None:
     """Unlink staged names of files that were sent before a power cut, which on btrfs may bring the old names back.
 
-    A file was sent if its inode is in a state folder of this queue, or of the job's goal. Else its second name may be
-    that of a backup.
+    A file was sent if its inode is in a state folder of this queue, or of the job's destination. Else its second name
+    may be that of a backup.
     """
     paths = (f"{folder}/{attempt}/{file}" for attempt, files in listed.items() for file in files)
     with_two_names = [path for path in paths if reading.has_another_name(path)]
     if not with_two_names:
         return
-    states = {queue.layout.folder(state) for queue in (context, goal) for state in STATES}
+    states = {queue.layout.folder(state) for queue in (context, destination) for state in STATES}
     sent = {entry.inode() for state in states for entry in reading.entries(state)}
     for path in with_two_names:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -575,34 +577,36 @@ def _unlink_sent_names(context: QueueContext, goal: QueueContext, folder: str, l
                 context.storage.unlink(path)
 
 
-def _send_all(context: QueueContext, goal: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> set[str]:
-    """Rename the listed files into target/ or delayed/ of the job's goal; return the folders that were renamed into.
+def _send_all(
+    context: QueueContext, destination: QueueContext, folder: str, listed: Mapping[str, list[str]]
+) -> set[str]:
+    """Rename the listed files into the job's destination, target/ or delayed/; return the folders that got any.
 
-    A name with a sidecar is written as the goal has names: a DropboxMQ that reads it there knows no sidecars.
+    A name with a sidecar is written as the destination has names: a DropboxMQ that reads it there knows no sidecars.
     """
-    destinations, seen = {goal.layout.target}, set[str]()
-    is_own = goal is context
+    folders, seen = {destination.layout.target}, set[str]()
+    is_own = destination is context
     is_apart = names.may_be_delayed if is_own else names.may_be_marked
     for attempt, files in listed.items():
         source = f"{folder}/{attempt}"
         apart = {file for file in files if is_apart(file)} | seen.intersection(files)
         for file in apart:
-            name = goal.sidecars.parse(file)
-            destination = sent_to(goal, name.not_before)
-            destinations.add(destination)
+            name = destination.sidecars.parse(file)
+            into = sent_to(destination, name.not_before)
+            folders.add(into)
             own = file
             if name.meta and not is_own:
-                goal.sidecars.make_known()
-                own = goal.sidecars.fit(name)
-            _send(goal, f"{source}/{file}", f"{destination}/{own}", taken=file in seen)
+                destination.sidecars.make_known()
+                own = destination.sidecars.fit(name)
+            _send(destination, f"{source}/{file}", f"{into}/{own}", taken=file in seen)
         at_once = [file for file in files if file not in apart] if apart else files
         # RACE: the queue of the overflow selector may be deleted meanwhile. A rename into its open folder would lose
         # the file with that queue; a rename by path fails, and the next sweep sends the file to this queue.
-        left = goal.storage.place_all(source, goal.layout.target, at_once) if is_own else at_once
+        left = destination.storage.place_all(source, destination.layout.target, at_once) if is_own else at_once
         for file in left:
-            _send(goal, f"{source}/{file}", f"{goal.layout.target}/{file}")
+            _send(destination, f"{source}/{file}", f"{destination.layout.target}/{file}")
         seen.update(files)
-    return destinations
+    return folders
 
 
 def _send(context: QueueContext, source: str, destination: str, *, taken: bool = False) -> None:

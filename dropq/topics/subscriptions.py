@@ -287,7 +287,7 @@ def routed_error(context: QueueContext) -> StorageError:
     """Return the error for a subscription that is not removed, because its routes took messages."""
     with error_context(f"subscription {context.name} was not removed, as its routes took something"):
         counts = {f"in routing/{name}": count for name, count in routes.routed(context.layout, ()).items()}
-        counts |= {f"on the way to {goal}": count for goal, count in in_transit(context.layout).items()}
+        counts |= {f"on the way to {destination}": count for destination, count in in_transit(context.layout).items()}
     listed = ", ".join(f"{count} {where}" for where, count in counts.items()) or "what is no message, in routing/"
     return StorageError(
         f"subscription {context.name} has messages that its routes took, or that go to another file system ({listed}): "

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from shlex import quote
 
+from dropq.carrier.carriers import CarrierTo
 from dropq.carrier.lists import LIST_LENGTH
-from dropq.carrier.passages import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses, compile_filter
 from dropq.format.addresses import check_address
@@ -164,10 +164,11 @@ def requeue(
         which.check((*REQUEUED, *WAITING), "dead letters are requeued from")
         return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
     which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
-    goal = to or context
-    act = partial(_requeue, Moves(context), goal=goal, keep_expiration=keep_expiration)
+    destination = to or context
+    act = partial(_requeue, Moves(context), destination=destination, keep_expiration=keep_expiration)
     return _carried(
-        Passage(context, goal), each(context, which, select(context, which), act, f"requeued to {goal.name}")
+        CarrierTo(context, destination),
+        each(context, which, select(context, which), act, f"requeued to {destination.name}"),
     )
 
 
@@ -188,9 +189,9 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
     return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
-def _requeue(moves: Moves, message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+def _requeue(moves: Moves, message: Message, destination: QueueContext, *, keep_expiration: bool) -> str | None:
     def act(folder: str) -> str | None:
-        return moves.requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+        return moves.requeue(folder, message.file, destination, keep_expiration=keep_expiration)
 
     return _without_reason(message, act)
 
@@ -216,7 +217,7 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
         if which.takes(known):
             found |= known
             bundles.setdefault((bundle, reassembly.came(message) if bundle else message.file), []).append(message)
-    act = partial(_requeue, Moves(context), goal=context, keep_expiration=keep_expiration)
+    act = partial(_requeue, Moves(context), destination=context, keep_expiration=keep_expiration)
     done = f"requeued to {context.name}"
 
     def joined(parts: list[Message]) -> Callable[[Message], str]:
@@ -234,15 +235,15 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
 
 def _requeue_to_origin(context: QueueContext, which: Selection, *, keep_expiration: bool) -> Iterator[Outcome]:
     moves, found = Moves(context), set[str]()
-    for message, goal in _each_with_origin(context, which):
+    for message, destination in _each_with_origin(context, which):
         found |= _names(message)
-        if isinstance(goal, DropqError):
-            detail = f"it stays in {message.state}/ of {context.name}: {goal}"
+        if isinstance(destination, DropqError):
+            detail = f"it stays in {message.state}/ of {context.name}: {destination}"
             yield Outcome(message.id, message.file, False, detail)
             continue
-        act = partial(_requeue, moves, goal=goal, keep_expiration=keep_expiration)
-        outcome = _outcome(message, act, f"requeued to {goal.name}", which)
-        yield from _carried(Passage(context, goal), [outcome])
+        act = partial(_requeue, moves, destination=destination, keep_expiration=keep_expiration)
+        outcome = _outcome(message, act, f"requeued to {destination.name}", which)
+        yield from _carried(CarrierTo(context, destination), [outcome])
     yield from _not_found(context, which, found)
 
 
@@ -252,18 +253,18 @@ def _each_with_origin(context: QueueContext, which: Selection) -> Iterator[tuple
     for message in select(context, which):
         if which.wanted is not None or _is_letter(message):
             try:
-                goal = _origin(message, origins)
-                dead_letters.check_origin(context, goal)
+                destination = _origin(message, origins)
+                dead_letters.check_origin(context, destination)
             except DropqError as error:
                 yield message, error
             else:
-                yield message, goal
+                yield message, destination
 
 
 def origins_in(context: QueueContext, which: Selection) -> Counter[str]:
     """Return how many letters a requeue to their origins would put into which queue; by "" those that stay."""
     found = _each_with_origin(context, which)
-    return Counter("" if isinstance(goal, DropqError) else goal.name for _, goal in found)
+    return Counter("" if isinstance(destination, DropqError) else destination.name for _, destination in found)
 
 
 def requeued_from(state: str | None, *, to_origin: bool) -> str:
@@ -304,10 +305,10 @@ def move(context: QueueContext, which: Selection, *, to: QueueContext) -> Iterat
     def act(message: Message) -> str | None:
         return _without_reason(message, lambda folder: moves.move(folder, message.file, to))
 
-    return _carried(Passage(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
+    return _carried(CarrierTo(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
 
 
-def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+def _carried(carrier: CarrierTo, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     """Yield outcomes; those of messages that go to another file system once they are there.
 
     If this is not iterated to its end, sweeps of the queue carry what is on its way.
@@ -319,17 +320,17 @@ def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]
             continue
         on_the_way.append(outcome)
         if len(on_the_way) == LIST_LENGTH:
-            yield from _arrived(passage, on_the_way)
+            yield from _arrived(carrier, on_the_way)
             on_the_way = []
-    yield from _arrived(passage, on_the_way)
+    yield from _arrived(carrier, on_the_way)
 
 
-def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
-    why = passage.carry() if outcomes else ""
+def _arrived(carrier: CarrierTo, outcomes: list[Outcome]) -> Iterator[Outcome]:
+    why = carrier.carry() if outcomes else ""
     for outcome in outcomes:
         given = outcome.target or ""
-        if passage.has_left(given):
-            yield replace(outcome, target=passage.arrived.get(given))
+        if carrier.has_left(given):
+            yield replace(outcome, target=carrier.arrived.get(given))
         else:
             detail = f"it is on its way to another file system, and `dropq sweep` of this queue goes on with it: {why}"
             yield replace(outcome, ok=False, detail=detail, target=None)

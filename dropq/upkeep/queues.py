@@ -275,7 +275,7 @@ def refuse_unsettled(context: QueueContext) -> None:
         carried = in_transit(context.layout)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     waiting |= {f"routing/{name}": count for name, count in routed.items()}
-    waiting |= {f"transit to {goal}": count for goal, count in carried.items()}
+    waiting |= {f"transit to {destination}": count for destination, count in carried.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(

@@ -30,11 +30,17 @@ def replay(
     Raises:
         ValueError: start is no point to begin at.
     """
-    goal, moves = to or context, Moves(context)
+    destination, moves = to or context, Moves(context)
     if start is None:
         start = context.config.recovery_point if which.wanted is None else "epoch"
     messages = _chosen(context, checked(start), which)
-    return each(context, which, messages, lambda message: moves.replay(message.file, goal), f"replayed to {goal.name}")
+    return each(
+        context,
+        which,
+        messages,
+        lambda message: moves.replay(message.file, destination),
+        f"replayed to {destination.name}",
+    )
 
 
 def _chosen(context: QueueContext, point: str, which: Selection) -> Iterator[Message]:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dropq.carrier.passages import Carriers
+from dropq.carrier.carriers import Carriers
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import layouts

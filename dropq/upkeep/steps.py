@@ -15,7 +15,7 @@ from enum import Flag, auto
 from functools import partial
 from typing import NamedTuple
 
-from dropq.carrier.passages import carrier_of, noting
+from dropq.carrier.carriers import carrier_of, noting
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.format.claims import Claim, claim_owners
 from dropq.lifecycle import ages

@@ -143,7 +143,7 @@ class Producers:
             self._queue._send_into(sent, [self._asked[at].message for at in range(count)])
             return
         try:  # with less around it: a producer waits for the answer
-            self._queue._to_who_takes(lambda goal: sent.append(goal._send(first, PLAIN)))
+            self._queue._to_who_takes(lambda sender: sent.append(sender._send(first, PLAIN)))
         except StorageError as error:
             if error.unsynced:
                 sent.append(Sent("", True, self._queue.name))

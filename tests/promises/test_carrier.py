@@ -23,7 +23,7 @@ from torture.crashes import Dying, Moment
 
 from dropq import Queue, Root, StorageError
 from dropq.carrier import lists
-from dropq.carrier.passages import carrier_of
+from dropq.carrier.carriers import carrier_of
 from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
 from dropq.format.layout import JOB_PREFIX

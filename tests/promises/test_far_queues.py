@@ -16,7 +16,7 @@ from helpers import FRESH, Clock, RecordingOs, drop, take, timed
 
 from dropq import Queue, Root
 from dropq.carrier import lists
-from dropq.carrier.passages import Carriers, Passage
+from dropq.carrier.carriers import Carriers, CarrierTo
 from dropq.cli import main as cli
 from dropq.lifecycle import credits, transfers
 from dropq.routing.credit_audit import CreditAudit, idle_credits
@@ -339,13 +339,13 @@ def test_an_outcome_says_what_is_still_on_its_way_when_the_disk_goes(
 ) -> None:
     orders, there = root.create_queue("orders"), far("there")
     orders.send(b"a")
-    carry = Passage.carry
+    carry = CarrierTo.carry
 
-    def gone(self: Passage) -> str:
+    def gone(self: CarrierTo) -> str:
         (elsewhere / "there").rename(elsewhere / "away")
         return carry(self)
 
-    monkeypatch.setattr(Passage, "carry", gone)
+    monkeypatch.setattr(CarrierTo, "carry", gone)
     (outcome,) = orders.move(there)
     assert (outcome.ok, orders.in_transit()) == (False, {"there": 1})
     (elsewhere / "away").rename(elsewhere / "there")

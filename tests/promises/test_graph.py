@@ -21,7 +21,7 @@ from dropq.cli import graph as cli_graph
 from dropq.cli import main as cli
 from dropq.cli.output import USAGE
 from dropq.diagnosis import graph_text
-from dropq.format.transfers import GIVEN, GOAL
+from dropq.format.transfers import DESTINATION, GIVEN
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -136,7 +136,7 @@ def in_transit(queue: Queue, goal: str, count: int) -> None:
     row = Path(queue.layout.transfers) / "0123456789abcdef"
     (row / GIVEN).mkdir(parents=True)
     root, _, name = goal.rpartition("/")
-    (row / GOAL).write_text(json.dumps({"format": 1, "root": root, "queue": name, "mark": "abc"}))
+    (row / DESTINATION).write_text(json.dumps({"format": 1, "root": root, "queue": name, "mark": "abc"}))
     for number in range(count):
         (row / GIVEN / f"4.179538308937500{number}-7523895424.B").write_bytes(b"x")
 

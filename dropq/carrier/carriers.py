@@ -18,9 +18,9 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.giving import OlderState, refuse_older
 from dropq.lifecycle.open_queue import open_queue, open_root
 from dropq.lifecycle.transfers import (
-    Goal,
     Refusal,
     Row,
+    RowDestination,
     marks_of,
     note_refusal,
     other_host,
@@ -37,11 +37,13 @@ log = logging.getLogger("dropq")
 _CARRIED = "the messages are in the other queue, or on their way: `dropq sweep` of this queue carries them"
 
 
-def carrier_of(row: Row, source: QueueContext, target: QueueContext | None = None, *, named: bool = False) -> Carrier:
+def carrier_of(
+    row: Row, source: QueueContext, destination: QueueContext | None = None, *, named: bool = False
+) -> Carrier:
     """Return what carries the messages of a row.
 
     Args:
-        target: the queue that they go to; None opens it.
+        destination: the queue that they go to; None opens it.
         named: whether who asks named the row, and so says that its path leads here where its maker meant.
 
     Raises:
@@ -59,10 +61,10 @@ def carrier_of(row: Row, source: QueueContext, target: QueueContext | None = Non
                 "queue that it goes to has it; nothing was carried"
             )
         mark = own_mark(source)
-    there = target or _opened(row, source)
+    there = destination or _opened(row, source)
     _refuse_another(row, there.layout.home, marks_of(there.layout))
     with source.error_context("nothing was carried"):
-        refuse_older(source, Goal(there.root.layout, there.name, there.layout))
+        refuse_older(source, RowDestination(there.root.layout, there.name, there.layout))
 
     def check() -> None:
         with there.error_context("nothing was carried"):
@@ -125,7 +127,7 @@ class Carriers:
                 with noting(row, self._context):
                     sent += sum(carrier_of(row, self._context).run())
             except (DropqError, OSError) as error:
-                failed[f"messages for {row.goal} wait"] = describe(error)
+                failed[f"messages for {row.destination} wait"] = describe(error)
         for what, why in failed.items():
             if self._warned.get(what) != why:
                 log.warning("queue %s: %s: %s", self._context.name, what, why)
@@ -133,12 +135,12 @@ class Carriers:
         return sent
 
 
-class Passage:
+class CarrierTo:
     """What carries messages to a queue on another file system; `arrived` has the names there, by those in the rows."""
 
-    def __init__(self, source: QueueContext, target: QueueContext) -> None:
+    def __init__(self, source: QueueContext, destination: QueueContext) -> None:
         self._source = source
-        self._target = target
+        self._destination = destination
         self.arrived: dict[str, str] = {}
 
     def carry(self) -> str:
@@ -146,7 +148,7 @@ class Passage:
         try:
             for row in self._rows():
                 with noting(row, self._source):
-                    carrier = carrier_of(row, self._source, self._target)
+                    carrier = carrier_of(row, self._source, self._destination)
                     try:
                         for _ in carrier.run():
                             pass
@@ -162,6 +164,6 @@ class Passage:
             return not any(reading.exists(f"{row.given}/{given}") for row in rows(self._source.layout))
 
     def _rows(self) -> list[Row]:
-        goal = Goal(self._target.root.layout, self._target.name, self._target.layout)
+        destination = RowDestination(self._destination.root.layout, self._destination.name, self._destination.layout)
         with self._source.error_context(_CARRIED):
-            return [row for row in rows(self._source.layout) if row.leads(self._source, goal)]
+            return [row for row in rows(self._source.layout) if row.leads(self._source, destination)]
