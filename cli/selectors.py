@@ -100,12 +100,12 @@ def ls(ctx: typer.Context, name: QueueOrRoot = None, json: Json = False) -> int:
     records: list[Record] = []
     unusable: list[str] = []
 
-    def look(address: str) -> None:
-        found, problems = _look(shell.root.queue(address))
+    def list_one(address: str) -> None:
+        found, problems = _listed(shell.root.queue(address))
         records.extend(found)
         unusable.extend(problems)
 
-    act = shell.unless_gone(look) if name is None else look
+    act = shell.unless_gone(list_one) if name is None else list_one
     code = shell.each(shell.queues(None if name is None else [name]), act)
     shell.show(records, COLUMNS, spare=("role", "filter"))
     for problem in unusable:
@@ -118,7 +118,7 @@ def ls(ctx: typer.Context, name: QueueOrRoot = None, json: Json = False) -> int:
     return code or (NEGATIVE if unusable else OK)
 
 
-def _look(queue: Queue) -> tuple[list[Record], list[str]]:
+def _listed(queue: Queue) -> tuple[list[Record], list[str]]:
     """Return the selectors of a queue as records, and what is wrong with their files."""
     from dropq.lifecycle.credits import spent
     from dropq.policies.selectors import read

@@ -105,7 +105,7 @@ class _Snapshot:
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
         self._routes = Routes(context)
-        self._routes.look()
+        self._routes.refresh()
         self._forecast = Forecast(context)
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else matcher(context, expression)
@@ -125,7 +125,7 @@ class _Snapshot:
         self._turns: FairShare | None = None
         if context.config.fairness_model != "fast":
             self._turns = FairShare(context, "", allowed=None, filter=None, lasting=False)
-            self._turns.look(held)
+            self._turns.refresh(held)
 
     # -- messages that wait ----------------------------------------------------------------------------------------
 

@@ -73,11 +73,11 @@ def graph(root: RootContext) -> Graph:
     Raises:
         OSError: the root cannot be listed.
     """
-    return _Look(root).graph()
+    return _Listing(root).graph()
 
 
-class _Look:
-    """One look at a root."""
+class _Listing:
+    """One listing of a root."""
 
     def __init__(self, root: RootContext) -> None:
         self._root = root
@@ -113,7 +113,7 @@ class _Look:
     def _node(self, name: str, context: QueueContext) -> Node:
         """Return the node of a queue; note the edges that begin there."""
         stuck, counts = list[str](), dict[str, int]()
-        for look in (
+        for find in (
             self._counts,
             self._standstill,
             self._leaving,
@@ -123,7 +123,7 @@ class _Look:
             self._letters,
         ):
             try:
-                stuck += look(context, counts)
+                stuck += find(context, counts)
             except (DropqError, OSError) as error:
                 stuck.append(f"it cannot be read whole: {_without_path(describe(error))}")
         return Node(

@@ -161,7 +161,7 @@ class Settling:
         """Look at a message that waits in a folder of the queue, before it is taken from there."""
         if file.plain or file.name.generated:
             return _WHOLE
-        found = self.look(f"{folder}/{file.filename}")
+        found = self.status(f"{folder}/{file.filename}")
         due = self.due(file, found) if folder == self._folder else 0
         return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns))
 
@@ -172,7 +172,7 @@ class Settling:
         except FileNotFoundError:
             return 0  # who takes it will see that it is gone
 
-    def look(self, path: str) -> os.stat_result:
+    def status(self, path: str) -> os.stat_result:
         """Return what the file server says of a file now, and not what an NFS client remembers."""
         if self._shared is None:
             self._shared = reading.is_shared(os.path.dirname(path))  # the queue may be being deleted
@@ -180,5 +180,5 @@ class Settling:
 
     def version(self, path: str) -> BodyVersion:
         """Return the version of a body now, by which `Claims` sees whether somebody has written to it."""
-        found = self.look(path)
+        found = self.status(path)
         return BodyVersion(found.st_size, found.st_mtime_ns)

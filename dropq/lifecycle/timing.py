@@ -22,9 +22,9 @@ class Timing:
     count_age: float = 1.0
     #: How many messages a view holds at the most, where the queue does not say (`target_queue_depth`).
     view_depth: int = 100_000
-    #: Seconds of a processor after which a look that found nothing was long: a waiting consumer then lets
+    #: Seconds of a processor after which an attempt that found nothing was long: a waiting consumer then lets
     #: `listing_share` times as much pass before the next.
-    long_look: float = 0.02
+    long_attempt: float = 0.02
 
     #: Seconds that a file of target/ waits whose last change was a write, where the queue has no `settle_time`.
     written_in_place: float = 2.0
@@ -43,11 +43,12 @@ class Timing:
     turn_patience: float = 0.1
     #: Seconds that one receive waits for others to take their turns.
     turns_wait: float = 0.2
-    #: Seconds that a look waits for the policy lock: its holder needs a millisecond, unless it was stopped in between.
+    #: Seconds that an attempt waits for the policy lock: its holder needs a millisecond, unless it was stopped in
+    #: between.
     lock_patience: float = 1.0
     #: Seconds of a sender's wait after which the log says why it waits.
     first_word: float = 1.0
 
     def rest(self, took: float) -> float:
-        """Return for how many seconds to rest after a look that moved nothing, and took so many of a processor."""
-        return min(took * self.listing_share, RESCAN) if took > self.long_look else 0.0
+        """Return for how many seconds to rest after an attempt that moved nothing, and took so many of a processor."""
+        return min(took * self.listing_share, RESCAN) if took > self.long_attempt else 0.0

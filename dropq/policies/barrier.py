@@ -16,7 +16,7 @@ A folder that is still hidden is dropped by a rename, too: either it is committe
 returned after that, when the holder cannot commit any more.
 
 A crash leaves a folder without a claim, or a claim whose folder is hidden or gone. Such a folder was not committed, or
-is done with, and is removed; such a claim is returned to target/. The next look does that, or any sweep.
+is done with, and is removed; such a claim is returned to target/. The next attempt does that, or any sweep.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Barrier:
         self._came_back = False
         self._delayed: list[Place] = []
 
-    def look(self, claimed: Collection[MessageFile]) -> bool:
+    def refresh(self, claimed: Collection[MessageFile]) -> bool:
         """Find the barrier that is handed out, if any, and finish what a crash left.
 
         Args:
@@ -99,7 +99,7 @@ class Barrier:
 
     @property
     def is_out(self) -> bool:
-        """Whether a barrier is handed out, or came back in this look: no other message may be taken."""
+        """Whether a barrier is handed out, or came back in this attempt: no other message may be taken."""
         return self._out is not None or self._came_back
 
     def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Shares] | None:
@@ -121,7 +121,7 @@ class Barrier:
     def has_to_wait(self) -> bool:
         """Return whether a message was committed, and its parts, which may be before a barrier, are not all moved yet.
 
-        Call it after processing/ is listed, and before `look_at_delayed`: a committed message is moved in this order.
+        Call it after processing/ is listed, and before `list_delayed`: a committed message is moved in this order.
         """
         layout = self._context.layout
         reading.ask_server(layout.private)  # on NFS another host may have made staged/ in it just now
@@ -129,7 +129,7 @@ class Barrier:
             reading.ask_server(entry.path)
         return has_committed(layout)
 
-    def look_at_delayed(self) -> None:
+    def list_delayed(self) -> None:
         """List the delayed messages that were delivered before: these are not settled.
 
         Call it before target/ is listed: a message that a sweep moves there meanwhile is in one listing or in both.
@@ -330,7 +330,7 @@ class Shares(Settlement):
     def complete(self) -> bool:
         """Settle the barrier if all shares are settled; return whether they are.
 
-        RACE: between the consumer that settled the last share, the next look, and sweeps. The process whose rename
+        RACE: between the consumer that settled the last share, the next attempt, and sweeps. The process whose rename
         succeeds settles the barrier.
         """
         if self.claims() or self.claims():  # RACE: a listing may miss a file that is being renamed; two in a row do not

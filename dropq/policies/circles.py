@@ -72,17 +72,17 @@ class Circles:
         self._planned = planned
         self._read: dict[str, tuple[tuple[int, int, int], object]] = {}
         self._told = ""
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
 
     def at(self, layout: QueueLayout, timing: Timing) -> str:
         """Return that a queue is on a circle, in words; "" if it is on none. A search that took long is kept for long.
 
-        RACE: what closes a circle after this look is met by the next. Until then messages may go round.
+        RACE: what closes a circle after this refresh is met by the next. Until then messages may go round.
         """
-        if (began := time.monotonic()) >= self._looks_at:
+        if (began := time.monotonic()) >= self._refresh_at:
             self._told = words(self.through(place_at(layout.base)))
             took = time.monotonic() - began
-            self._looks_at = began + took * (timing.listing_share + 1) if took > timing.long_look else 0.0
+            self._refresh_at = began + took * (timing.listing_share + 1) if took > timing.long_attempt else 0.0
         return self._told
 
     def through(self, start: Place, to: str | None = None) -> list[str]:

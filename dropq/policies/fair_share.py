@@ -53,7 +53,7 @@ class FairShare:
         subscription: its id.
         allowed: how many messages it may hold; None for any number.
         filter: which messages it takes; None for all.
-        lasting: whether it lasts from one look to the next; if not, others do not wait for it.
+        lasting: whether it lasts from one attempt to the next; if not, others do not wait for it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FairShare:
         self._left_to: Ticket | None = None
         self._since = 0.0
 
-    def look(self, claimed: Iterable[MessageFile]) -> None:
+    def refresh(self, claimed: Iterable[MessageFile]) -> None:
         """Read the turns of all subscriptions; call it first, under the policy lock.
 
         Args:

@@ -26,7 +26,7 @@ POLL = 0.001
 
 
 class Lock:
-    """A lock on a file that is opened for each look.
+    """A lock on a file that is opened for each attempt.
 
     Args:
         path: the file; it is made if it is missing.

@@ -1,6 +1,6 @@
 """The receive policies of a queue, as one subscription meets them: limits, barriers and turns, under one lock.
 
-Each look takes the lock, reads the state of the queue, claims at most one message, and releases the lock. No dropq
+Each attempt takes the lock, reads the state of the queue, claims at most one message, and releases the lock. No dropq
 consumer of the queue changes that state meanwhile.
 """
 
@@ -28,11 +28,11 @@ from dropq.storage.failures import describe, error_context
 
 log = logging.getLogger("dropq")
 
-#: Seconds until the next look while only an ack, which causes no event, can end the wait.
+#: Seconds until the next attempt while only an ack, which causes no event, can end the wait.
 RECHECK = 0.05
-#: Seconds until the next look while a message is left to another subscription.
+#: Seconds until the next attempt while a message is left to another subscription.
 TURN_RECHECK = 0.002
-#: What becomes of messages when a look fails.
+#: What becomes of messages when an attempt fails.
 UNTOUCHED = "no message was touched"
 LOCKED, AT_BARRIER, ANOTHERS_TURN = (Decision(False, why) for why in ("lock", "barrier", "turn"))
 
@@ -69,15 +69,15 @@ class ReceivePolicies:
             self.decision = MAY_TAKE if alone else LOCKED
             if alone:
                 with error_context(UNTOUCHED):
-                    self._look()
+                    self._refresh()
             yield alone
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         self._claimed = held_files(self._context)
         if self._turns is not None:
-            self._turns.look(self._claimed)
+            self._turns.refresh(self._claimed)
         if self._barrier is not None:
-            self.view_is_old |= self._barrier.look(self._claimed)
+            self.view_is_old |= self._barrier.refresh(self._claimed)
             if self._barrier.is_out:
                 self.wait_at_barrier()
         if self._backlog is not None and not self.must_wait:
@@ -90,7 +90,7 @@ class ReceivePolicies:
 
     @property
     def recheck(self) -> float | None:
-        """Seconds until the next look even if no event comes; None to wait for an event."""
+        """Seconds until the next attempt even if no event comes; None to wait for an event."""
         return TURN_RECHECK if self.decision.why == "turn" else RECHECK if self.must_wait else None
 
     # -- barriers ----------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ReceivePolicies:
             if self._claimed or self._barrier.has_to_wait():
                 self.wait_at_barrier()
                 return False
-            self._barrier.look_at_delayed()
+            self._barrier.list_delayed()
             reading.ask_server(self._context.layout.target)
         return True
 
@@ -159,7 +159,7 @@ class ReceivePolicies:
     def breaks(self) -> bool:
         """Return whether another consumer may hold the lock, too: then the caller must give back what it claimed.
 
-        RACE: the lock file was removed during the look, and the other consumer locked a new file. Both give back.
+        RACE: the lock file was removed during the attempt, and the other consumer locked a new file. Both give back.
         """
         if not self._lock.broken:
             return False

@@ -61,7 +61,7 @@ class _Unusable(Exception):
 
 
 class Routes:
-    """The routes of a queue, as they were at the last look.
+    """The routes of a queue, as they were at the last refresh.
 
     Args:
         context: the queue.
@@ -78,8 +78,8 @@ class Routes:
         self.in_use: tuple[Route, ...] = ()
         self._chosen = Lookups(context).asking(self._matching)
 
-    def look(self) -> None:
-        """Look again which routes are in use; log each that cannot be used, once for each reason."""
+    def refresh(self) -> None:
+        """Read again which routes are in use; log each that cannot be used, once for each reason."""
         context = self._context
         if not reading.is_there(context.layout.routes_file, context.clock):
             self.in_use, self._warned = (), {}
@@ -106,7 +106,7 @@ class Routes:
             yield route
 
     def skip(self, route: Route, error: StorageError) -> None:
-        """Pass over a route until the next look: a message could not be moved to it."""
+        """Pass over a route until the next refresh: a message could not be moved to it."""
         self.in_use = tuple(other for other in self.in_use if other != route)
         reason = str(error) if error.errno is None else os.strerror(error.errno)  # the same for each message
         self._warn(route.name, f"a message could not be moved to {route.folder}: {reason}")

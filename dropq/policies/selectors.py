@@ -120,7 +120,7 @@ class InUse:
         now, timing = time.monotonic(), self._context.timing
         took = now - began
         self._counted_until = now + timing.max_age
-        self.counts_at = now + took * timing.listing_share if took > timing.long_look else 0.0
+        self.counts_at = now + took * timing.listing_share if took > timing.long_attempt else 0.0
 
     @property
     def out_of_credit(self) -> str:
@@ -147,11 +147,11 @@ class Choice(NamedTuple):
 
 
 class Selectors:
-    """The selectors of a queue, as they were at the last look.
+    """The selectors of a queue, as they were at the last refresh.
 
     Args:
         context: the queue.
-        only_looks: give no token to a selector that has none.
+        read_only: give no token to a selector that has none.
 
     Attributes:
         in_use: those that can be used, in the order of their names.
@@ -159,9 +159,9 @@ class Selectors:
         unusable: why each of the others takes nothing, by the name of its file.
     """
 
-    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
+    def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
         self._context = context
-        self._only_looks = only_looks
+        self._read_only = read_only
         self._circles = Circles()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
@@ -172,8 +172,8 @@ class Selectors:
         #: Whether some are being removed.
         self.are_removed = False
 
-    def look(self) -> None:
-        """Look again which selectors there are; give a token to each that has none; log what cannot be used, once."""
+    def refresh(self) -> None:
+        """Read again which selectors there are; give a token to each that has none; log what cannot be used, once."""
         known = {one.selector.name: one for one in self.in_use}
         found, self.unusable, self._are_known = list[InUse](), {}, True
         self.on_circle = ()
@@ -199,7 +199,7 @@ class Selectors:
         self.in_use = tuple(found)
         self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
         for file, why in self.unusable.items():
-            if file not in self._warned and not self._only_looks:
+            if file not in self._warned and not self._read_only:
                 self._warned[file] = why
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
@@ -210,10 +210,10 @@ class Selectors:
         selector = parse(name, content, path, queue=self._context.name)
         owner = (self._context.name, name)
         if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
-            if self._only_looks:
+            if self._read_only:
                 return InUse(self._context, replace(selector, token=new_token()), version)
             if not gives:
-                return None  # it is read again at the next look
+                return None  # it is read again at the next refresh
             self._give_token(name, content, version)
             return self._read(name, path, gives=False)  # RACE: what is there may be another router's
         return InUse(self._context, selector, version)

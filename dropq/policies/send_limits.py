@@ -85,7 +85,7 @@ class SendLimits:
     @property
     def asks_at(self) -> float:
         """When senders are to ask again, by `time.monotonic()`; 0 for always."""
-        return 0.0 if self._limit is not None else self._write_lock.looks_at
+        return 0.0 if self._limit is not None else self._write_lock.refresh_at
 
     def admit(self, count: int, *, whole: bool = False) -> int:
         """Admit messages; wait for room if the queue makes senders wait.
@@ -284,14 +284,14 @@ class WriteLock:
         self._context = context
         self.waits = waits
         self._path = context.layout.write_lock
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
         self._content: bytes | None = None
         self._terms: _Terms | None = None
 
     @property
-    def looks_at(self) -> float:
+    def refresh_at(self) -> float:
         """When the file is to be looked for again, by `time.monotonic()`; 0 while it exists."""
-        return 0.0 if self._terms is not None else self._looks_at
+        return 0.0 if self._terms is not None else self._refresh_at
 
     def admit(self, count: int, *, whole: bool) -> int:
         """Admit messages as `SendLimits.admit` does, by the write-lock alone; it never rejects any."""
@@ -321,12 +321,12 @@ class WriteLock:
 
     def _now(self) -> _Terms | None:
         """Return what the file says; None if there is no file. It is read again when it is older than `MAX_AGE`."""
-        if time.monotonic() >= self._looks_at:
+        if time.monotonic() >= self._refresh_at:
             content = self._read()
             if content != self._content:
                 self._terms = None if content is None else _Terms(self._path, content, self._context)
                 self._content = content
-            self._looks_at = time.monotonic() + self._context.timing.max_age
+            self._refresh_at = time.monotonic() + self._context.timing.max_age
         return self._terms
 
     def _read(self) -> bytes | None:

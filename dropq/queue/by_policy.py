@@ -1,4 +1,4 @@
-"""A look for a message where the queue has a policy: find what is wanted first, then take it under the policy lock."""
+"""An attempt to receive where the queue has a policy: find what is wanted first, then take it under the policy lock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Admission:
         """Claim the next message, or the share of a barrier, with what settles it; None where there is none.
 
         Args:
-            listings: how many listings there were when the look began.
+            listings: how many listings there were when the attempt began.
         """
         met = False
         policies = self.policies
@@ -122,7 +122,7 @@ class Admission:
     def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> bool:
         """Hand out a barrier if it is the first of what waits now; else take what is before it first.
 
-        When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
+        When it is met `again` in one attempt, what is before it is not for us to take, and the barrier waits.
 
         Returns:
             Whether it is a barrier still: a route may take it, and then it holds nothing back.
@@ -143,11 +143,11 @@ class Admission:
                 policies.wait_at_barrier()
         return True
 
-    def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
-        """Look again and again while it is another subscription's turn, which has a moment to come for it."""
+    def after_others(self, attempt: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
+        """Try again and again while it is another subscription's turn, which has a moment to come for it."""
         until = time.monotonic() + self._claims.context.timing.turns_wait
         found = None
         while found is None and self.policies.decision.why == "turn" and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)
-            found = look()
+            found = attempt()
         return found

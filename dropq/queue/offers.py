@@ -43,7 +43,7 @@ SHARING = 1.0
 LOSSES = 8
 #: How many files that cannot be claimed are remembered; when there are more, each is tried, and logged, again.
 UNCLAIMABLE = 1000
-#: What becomes of messages when a look fails.
+#: What becomes of messages when an attempt fails.
 UNTOUCHED = "no message was touched"
 
 
@@ -135,7 +135,7 @@ class Offers:
     def attend(self) -> None:
         """Look which routes are in use; list again where the view is too old; offer nothing while it is paused."""
         with error_context(UNTOUCHED):
-            self.routes.look()
+            self.routes.refresh()
         if self._target.stale and not self.frozen:
             self.refresh()
         elif self._is_paused():

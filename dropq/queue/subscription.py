@@ -5,7 +5,7 @@ several threads; after a fork the child has to open its own.
 
 No lock keeps out a signal handler, which may use the subscription at any moment of its own thread. So a handler cannot
 enter the look for a message that it interrupted: its receive returns None, and its close leaves the end to the look.
-The look still has a sign of life for what it claims, and returns that before it ends.
+The attempt still has a sign of life for what it claims, and returns that before it ends.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Subscription:
         self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
         self._waiting = Waiting(context.layout.target, timing=context.timing, moved_in=context.settling.note_moved_in)
         self._lock = threading.RLock()
-        self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
+        self._receiving = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
         self._closed = False
         self._at_end = at_end
@@ -177,9 +177,9 @@ class Subscription:
         return message if message is not None else self._wait(news, timeout, given_up)
 
     def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] | None) -> Message | None:
-        """Wait for a message, after a look that found none."""
-        if self._looker == threading.get_ident():
-            return None  # this thread's own look waits for its signal handler, which is here
+        """Wait for a message, after an attempt that found none."""
+        if self._receiving == threading.get_ident():
+            return None  # this thread's own attempt waits for its signal handler, which is here
         if self._admission is not None:
             ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
             if (message := self._admission.after_others(self._next, ended)) is not None:
@@ -188,7 +188,7 @@ class Subscription:
             return None
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
         return self._waiting.wait(
-            news, until, look=self._next, next_look=lambda: self._next_look, given_up=given_up or bool
+            news, until, attempt=self._next, next_attempt=lambda: self._next_attempt, given_up=given_up or bool
         )
 
     def _wake(self) -> None:
@@ -335,8 +335,8 @@ class Subscription:
         return self._forks != FORKS.count
 
     @property
-    def _next_look(self) -> float:
-        """Seconds after which to look again without an event: then a delay or a lease may have ended."""
+    def _next_attempt(self) -> float:
+        """Seconds after which to try again without an event: then a delay or a lease may have ended."""
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
             again = min(again, self._admission.policies.recheck)
@@ -371,28 +371,28 @@ class Subscription:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
         return self._hold(claim, self._claims, None)
 
-    def _next(self, look: Callable[[], None] | None = None) -> Message | None:
-        """Look for a message, one thread at a time, and no signal handler of that thread; return None once closed."""
+    def _next(self, instead: Callable[[], None] | None = None) -> Message | None:
+        """Try to receive, one thread at a time, and no signal handler of that thread; return None once closed."""
         if self._forks != FORKS.count:
             self._refuse()  # before the lock, which a thread may hold that is not here
         with self._lock:
-            if self._looker:
+            if self._receiving:
                 return None
             message = None
             try:
-                self._looker = threading.get_ident()
-                if look is not None:
-                    look()
+                self._receiving = threading.get_ident()
+                if instead is not None:
+                    instead()
                 elif not self._closed:
-                    message = self._look()
+                    message = self._attempt()
             finally:
-                self._looker = 0
+                self._receiving = 0
                 if self._closed:  # by a signal handler meanwhile
                     self._end(message)
             # What was delivered at most once is archived, and comes to nobody else.
             return message if not self._closed or self._settles_first else None
 
-    def _look(self) -> Message | None:
+    def _attempt(self) -> Message | None:
         """Claim the next message; a message that cannot be claimed is an error only when there is no other."""
         offers = self._offers
         listings = offers.listings
@@ -436,8 +436,8 @@ class Subscription:
         self._sweep_if_due()
         self._offers.attend()
         # A view of many messages is kept longer than a read-lock may go unseen.
-        looks_at = time.monotonic() + self._context.timing.max_age
-        self._attend_at = min(self._sweep.again, self._offers.fresh_until, looks_at)
+        refresh_at = time.monotonic() + self._context.timing.max_age
+        self._attend_at = min(self._sweep.again, self._offers.fresh_until, refresh_at)
 
     def _sweep_if_due(self) -> None:
         if not self._sweep.due:
@@ -531,7 +531,7 @@ class Subscription:
             return
         with self._lock:
             self._closed = True  # under the lock: nothing is handed out after this
-            interrupts = self._looker != 0  # the lock let only this thread's own handler in
+            interrupts = self._receiving != 0  # the lock let only this thread's own handler in
         self._waiting.close()
         if not interrupts:
             self._end()

@@ -48,35 +48,35 @@ class Waiting:
         news: object,
         until: float,
         *,
-        look: Callable[[], Message | None],
-        next_look: Callable[[], float],
+        attempt: Callable[[], Message | None],
+        next_attempt: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
-        """Look for a message each time that there may be one; return None when the time is over, or once closed.
+        """Try to receive each time that there may be a message; return None when the time is over, or once closed.
 
         Args:
-            news: what `self.news` was before the caller's own look, which found nothing.
+            news: what `self.news` was before the caller's own attempt, which found nothing.
             until: when to give up, by `time.monotonic()`.
-            next_look: returns the seconds after which to look again without news.
+            next_attempt: returns the seconds after which to try again without news.
             given_up: whether to return None at the next wake-up.
         """
         if not self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
             return None
         waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
         try:
-            return self._look_again(news, until, look, next_look, given_up)
+            return self._attempt_again(news, until, attempt, next_attempt, given_up)
         finally:
             self.waits = waits
             self._turn.release()
             if waits:
                 self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
 
-    def _look_again(
+    def _attempt_again(
         self,
         news: object,
         until: float,
-        look: Callable[[], Message | None],
-        next_look: Callable[[], float],
+        attempt: Callable[[], Message | None],
+        next_attempt: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
         watch = self._watch = self._watch or Watch(*self._folders, moved_in=self._moved_in)
@@ -86,24 +86,24 @@ class Waiting:
         watch.begin()
         while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
             if news is self.news:  # RACE: who gives up says so first, and then brings news
-                watch.wait(min(left, next_look()))
+                watch.wait(min(left, next_attempt()))
                 self.news = object()
             news = self.news
             began = time.thread_time()
-            if (message := look()) is not None:
+            if (message := attempt()) is not None:
                 return message
-            if (took := time.thread_time() - began) > self._timing.long_look:  # at many messages for others
+            if (took := time.thread_time() - began) > self._timing.long_attempt:  # at many messages for others
                 rest = min(took, RESCAN) * self._timing.listing_share
                 self._rest(watch, min(until, time.monotonic() + rest), given_up)
         return None
 
     def _rest(self, watch: Watch, until: float, given_up: Callable[[], bool]) -> None:
-        """Wait without a look, unless the subscription is closed, or the wait given up."""
+        """Wait without an attempt, unless the subscription is closed, or the wait given up."""
         while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
             watch.rest(left)
 
     def wake(self) -> None:
-        """Let the thread that waits look again."""
+        """Let the thread that waits try again."""
         self.news = object()
         # RACE: a thread that is about to wait sets `waits` first, and then compares the news.
         if self.waits and (watch := self._watch) is not None:

@@ -95,10 +95,10 @@ class Forecast(Planner):
     """
 
     def __init__(self, context: QueueContext, whereabouts: Whereabouts | None = None) -> None:
-        super().__init__(context, only_looks=True)
+        super().__init__(context, read_only=True)
         self._whereabouts = whereabouts or Whereabouts(context.root.layout)
         self.refused: dict[str, str] = {}
-        self.look()
+        self.refresh()
 
     def of(self, file: MessageFile) -> Plan:
         """Return what will become of a waiting message, of which nobody was asked before."""

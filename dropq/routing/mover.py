@@ -60,9 +60,9 @@ class Mover:
         self.moved: Counter[str] = Counter()
         self.held_by = ""
 
-    def look(self) -> None:
-        """Look again which selectors there are."""
-        self._planner.look()
+    def refresh(self) -> None:
+        """Read again which selectors there are."""
+        self._planner.refresh()
         for one in self.selectors.in_use:
             if one.selector.credit is not None and not reading.exists(one.folder):
                 self._context.storage.make_folder(one.folder)  # so that a watch sees when a credit is free again
@@ -129,7 +129,7 @@ class Mover:
             if not locked:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:
-                return "it was changed just now"  # RACE: the next look reads it again
+                return "it was changed just now"  # RACE: the next refresh reads it again
             with context.error_context("the message stays in target/"):
                 if not one.may_spend():
                     return f"it has no credit left of {selector.credit}"
@@ -139,7 +139,7 @@ class Mover:
             try:
                 gone = self._moves.move_on(file, destination.context, via) is None
             except DropqError:
-                with suppress(OSError):  # of the look, whose error would hide this one
+                with suppress(OSError):  # of the refresh, whose error would hide this one
                     if reading.exists(f"{context.layout.target}/{file.filename}"):
                         self._give_back(via)
                 raise
@@ -190,7 +190,7 @@ class Mover:
                 context, claim, folders, write, copied, context.layout.target, back_as=None if archived else back,
             )  # fmt: skip
         except LeaseLost:
-            return True  # RACE: a sweep took this process for dead: the next look does it again
+            return True  # RACE: a sweep took this process for dead: the next pass does it again
         except BaseException as error:
             # What somebody writes to is not tried again at once: its new name would not let it settle.
             delay = context.settling.patience if isinstance(error, Unavailable) else 0

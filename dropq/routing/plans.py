@@ -101,22 +101,22 @@ class Planner:
 
     Args:
         context: the queue.
-        only_looks: whether somebody only wants to know: then nothing is noted either.
+        read_only: whether somebody only wants to know: then nothing is noted either.
 
     Attributes:
-        selectors: the selectors, as they were at the last look.
+        selectors: the selectors, as they were at the last refresh.
         unroutable: which messages are, of those that no selector takes.
     """
 
-    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
+    def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
         self._context = context
         self._destinations: dict[str, Destination] = {}
-        self.selectors = Selectors(context, only_looks=only_looks)
-        self.unroutable = Unroutable(context, only_looks=only_looks)
+        self.selectors = Selectors(context, read_only=read_only)
+        self.unroutable = Unroutable(context, read_only=read_only)
 
-    def look(self) -> None:
-        """Look again which selectors there are, and whether anybody is subscribed."""
-        self.selectors.look()
+    def refresh(self) -> None:
+        """Read again which selectors there are, and whether anybody is subscribed."""
+        self.selectors.refresh()
         if self.selectors.in_use:
             self.unroutable.refresh()
 

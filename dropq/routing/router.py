@@ -39,7 +39,7 @@ log = logging.getLogger("dropq")
 
 #: Seconds, at the least, after which a router looks at all that waits, although no selector has a credit left: there
 #: may be something unroutable.
-LOOK_AT_ALL = 1.0
+TRY_ALL = 1.0
 #: Seconds that the router's claim on a message lasts whose ack came before it, and that it archives.
 LEASE = 60.0
 
@@ -76,9 +76,9 @@ class Router:
         self._mover = Mover(context)
         self._audit = CreditAudit(context)
         self._carriers = Carriers(context)
-        self._looks_at_all = 0.0
+        self._tries_all_at = 0.0
         self._rest: deque[MessageFile] | None = None
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
         self._paused = False
         self.moved: Counter[str] = Counter()
         self.distributed = 0
@@ -122,7 +122,7 @@ class Router:
             self.distributed += self._distributor.run(stopped=stopped)
             self.moved = self._distributor.routed
             return
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
         may_move = self._may_move()
         known = self._mover.selectors
         with self._context.error_context(UNTOUCHED):
@@ -131,9 +131,9 @@ class Router:
             if known.are_removed or (may_move and known.out_of_credit):
                 self._run_audit(self._audit.run)
             may_take = not known.for_waiting or known.may_take
-        if not may_move or (not may_take and time.monotonic() < self._looks_at_all):
+        if not may_move or (not may_take and time.monotonic() < self._tries_all_at):
             return
-        self._look_at_each(stopped)
+        self._try_each(stopped)
 
     def find_credits(self) -> int:
         """Return how many credits without a message were found and removed: this audits twice, a second apart."""
@@ -147,16 +147,16 @@ class Router:
             log.info("queue %s: its credits were not looked at: %s", self._context.name, describe(error))
             return 0
 
-    def _look_at_each(self, stopped: Callable[[], bool]) -> None:
+    def _try_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings, carried = self._offers, self._offers.listings, self.total
         again, stayed = self._go_on(), list[MessageFile]()
         began = time.monotonic()
-        looks_at_all = began >= self._looks_at_all  # also at what is behind a message that waits for a credit
+        tries_all = began >= self._tries_all_at  # also at what is behind a message that waits for a credit
         while not stopped() and self._may_move():
             if (file := again.popleft() if again else next(offers.view, None)) is None:
                 listed = offers.listings
                 if not offers.more(listings):
-                    if looks_at_all and self._is_out_of_credit():
+                    if tries_all and self._is_out_of_credit():
                         self._rest_from_all(time.monotonic() - began)
                     break
                 if offers.listings > listed:
@@ -169,7 +169,7 @@ class Router:
                         stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)
-                if not looks_at_all and self._must_rest():
+                if not tries_all and self._must_rest():
                     again.extendleft(reversed(stayed))
                     self._rest = again
                     break
@@ -198,9 +198,9 @@ class Router:
             return not self._mover.selectors.may_take
 
     def _rest_from_all(self, took: float) -> None:
-        """Look at all again only after a multiple of the seconds that it took, as a view is listed again."""
-        rest = max(LOOK_AT_ALL, took * self._context.timing.listing_share)
-        self._looks_at_all = time.monotonic() + rest
+        """Try all again only after a multiple of the seconds that it took, as a view is listed again."""
+        rest = max(TRY_ALL, took * self._context.timing.listing_share)
+        self._tries_all_at = time.monotonic() + rest
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
         """Make a pass whatever has changed, as `Served` says."""
@@ -257,7 +257,7 @@ class Router:
     def has_unusable(self) -> bool:
         """Whether a route in use, or the file of a selector, cannot be used."""
         with self._context.error_context(UNTOUCHED):
-            self._mover.look()
+            self._mover.refresh()
             return bool(self._mover.selectors.unusable or routes.examine(self._context)[1])
 
     def close(self) -> None:
@@ -269,12 +269,12 @@ class Router:
 
     def _may_move(self) -> bool:
         """Return whether a route or a selector is in use, and the queue is not paused; look only after `max_age`."""
-        if time.monotonic() >= self._looks_at:
+        if time.monotonic() >= self._refresh_at:
             with self._context.error_context(UNTOUCHED):
-                self._offers.routes.look()
-                self._mover.look()
+                self._offers.routes.refresh()
+                self._mover.refresh()
                 self._paused = self._context.paused
-            self._looks_at = time.monotonic() + self._context.timing.max_age
+            self._refresh_at = time.monotonic() + self._context.timing.max_age
         return bool(self._offers.routes.in_use or self._mover.selectors.in_use) and not self._paused
 
     def sweep(self) -> None:

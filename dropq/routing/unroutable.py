@@ -35,15 +35,15 @@ class Unroutable:
 
     Args:
         context: the queue.
-        only_looks: whether to write nothing, and tell what the next router will find.
+        read_only: whether to write nothing, and tell what the next router will find.
 
     Attributes:
         has_subscriptions: whether anybody was subscribed when it was refreshed.
     """
 
-    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
+    def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
         self._context = context
-        self._only_looks = only_looks
+        self._read_only = read_only
         self._patience = context.config.unroutable_after * 1000
         self._gap = max(min(self._patience or SAID_EVERY, SAID_EVERY), self._patience / MOST_GAPS)
         self._since = self._last = self._reads_at = 0
@@ -58,7 +58,7 @@ class Unroutable:
 
     def why_not(self, file: MessageFile) -> str:
         """Return why a message that no selector takes is not unroutable yet; "" if it is."""
-        if why := self._look():
+        if why := self._note_now():
             return f"no selector takes it; {why}"
         layout, now = self._context.layout, self._last
         came = reading.changed_ms(f"{layout.target}/{file.filename}", gone=now)
@@ -72,8 +72,8 @@ class Unroutable:
             f"subscription it is unroutable{noted}"
         )
 
-    def _look(self) -> str:
-        """Look; return why no message becomes unroutable now, whatever its age; "" if messages do."""
+    def _note_now(self) -> str:
+        """Note that a router looks now; return why no message, whatever its age, becomes unroutable; "" if any does."""
         now = self._context.clock.now_ms()
         if not self._last <= now < self._reads_at or now - self._last > self._gap:  # the clock may have been set back
             self._reads_at = now + SAID_EVERY
@@ -82,7 +82,7 @@ class Unroutable:
                 self._refused = ""
             except OSError as error:
                 why = f"since when routers look cannot be read and noted: {describe(error)}"
-                if not (self._refused or self._only_looks):
+                if not (self._refused or self._read_only):
                     log.warning("queue %s: what no selector takes waits: %s", self._context.name, why)
                 self._refused = why
         self._last = now
@@ -109,7 +109,7 @@ class Unroutable:
         is_new = not goes_on or now - last > self._gap
         if goes_on and is_new:
             self._gaps.append((last, now))
-        self._is_noted = goes_on or not self._only_looks
-        if not self._only_looks and (is_new or not storage.renew(path)):
+        self._is_noted = goes_on or not self._read_only
+        if not self._read_only and (is_new or not storage.renew(path)):
             storage.make_folder(os.path.dirname(path))
             storage.write_small(path, b" ".join(b"%d" % time for time in (self._since, *chain(*self._gaps))) + b"\n")

@@ -76,7 +76,7 @@ class Distributor:
         self._watch: Watch | None = None
         self._forks = FORKS.count
         self._paused = False
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
         self._empty: frozenset[str] = frozenset()  # what lay in target/ last when nothing waited
         self._warned: dict[str, float] = {}
         #: How many messages went to which route until now.
@@ -274,13 +274,13 @@ class Distributor:
 
     def _is_paused(self) -> bool:
         now = time.monotonic()
-        if now >= self._looks_at:
+        if now >= self._refresh_at:
             with error_context("what is published waits"):
                 self._paused = self.context.paused
-                self._routes.look()
+                self._routes.refresh()
                 if self._presence is not None:
                     self._presence.keep()
-            self._looks_at = now + self.context.timing.max_age
+            self._refresh_at = now + self.context.timing.max_age
         return self._paused
 
     # -- the steps ---------------------------------------------------------------------------------------------------

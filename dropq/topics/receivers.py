@@ -121,7 +121,7 @@ class Receivers:
         self._noted = reading.Listing(topic.root.layout.views, topic.clock, shared=shared)
         self._found: list[list[reading.Subfolder]] = []
         self._receivers: list[Receiver] | None = None
-        self._looks_at = 0.0
+        self._refresh_at = 0.0
         self._known: dict[tuple[str, int], Receiver] = {}
         self._views: dict[str, Receiver] = {}
         self._broken: set[str] = set()
@@ -140,13 +140,13 @@ class Receivers:
             OSError: they cannot be listed.
         """
         now = time.monotonic()
-        looks = now >= self._looks_at
+        refreshes = now >= self._refresh_at
         found = [each.now() for each in self._above.values()]
         noted = self._noted.names()
         names = view_names(noted) if noted else []
         closed = [receiver.destination for receiver in self._receivers or () if not receiver.destination.is_open]
         stand = all(destination.is_in_place(self._topic.root.layout.path) for destination in closed)
-        if self._receivers is not None and not looks and not names and found == self._found and stand:
+        if self._receivers is not None and not refreshes and not names and found == self._found and stand:
             return self._receivers
         self._receivers = None
         self._refuse_undecided(found)
@@ -162,7 +162,7 @@ class Receivers:
                 receiver = self._known.get((f"{topic}/{name}", inode))
                 if (
                     receiver is None
-                    or (looks and not receiver.is_current)
+                    or (refreshes and not receiver.is_current)
                     or (not stand and not self._stands(receiver))
                 ):
                     if SubscriptionName.of(name) is None:
@@ -174,14 +174,14 @@ class Receivers:
                     known[f"{topic}/{name}", inode] = receiver
                     receivers.append(receiver)
         self._known = known  # RACE: threads have equal ones; a receiver that both forget is closed when neither uses it
-        views = list(self._views_now(names, looks=looks))
+        views = list(self._views_now(names, refreshes=refreshes))
         if views or links:
             receivers = _each_once([*receivers, *views])
             receivers = _each_once(
                 [*receivers, *self._linked(links, {receiver.destination.identity.inode for receiver in receivers})]
             )
-        if looks:
-            self._looks_at = now + CONFIG_AGE
+        if refreshes:
+            self._refresh_at = now + CONFIG_AGE
         if lasting and not links:
             self._found, self._receivers = found, receivers
         return receivers
@@ -203,11 +203,11 @@ class Receivers:
         if [each.now() for each in self._above.values()] != found:
             raise Unavailable(f"subscriptions of topic {self._topic.name}, or of those above it, come and go just now")
 
-    def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Receiver]:
+    def _views_now(self, names: list[str], *, refreshes: bool) -> Iterator[Receiver]:
         views: dict[str, Receiver] = {}
         for name in names:
             receiver = self._views.get(name)
-            if receiver is not None and looks and not receiver.is_current:
+            if receiver is not None and refreshes and not receiver.is_current:
                 receiver = None
             if receiver is None or not receiver.destination.is_in_place(self._topic.root.layout.path):
                 receiver = self._view(name)
@@ -269,7 +269,7 @@ class Receivers:
         """Open a receiver, or raise Unavailable; return None for what is no queue, with a warning."""
         topic = self._topic
         try:
-            # RACE: before the configuration is read: what changes meanwhile is another version at the next look.
+            # RACE: before the configuration is read: what changes meanwhile is another version at the next refresh.
             there = find_layout(topic.root.layout.path, address)
             version = [] if there is None else _version_of(there)
             context = open_queue(topic.root, address)

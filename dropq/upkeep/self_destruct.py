@@ -46,7 +46,7 @@ REASON = "self_destruct"
 _OWN = ("home", "base", "private", "processing", *WAITING)
 
 
-def look(context: QueueContext) -> bool:
+def sweep(context: QueueContext) -> bool:
     """Note whether anything needs a queue; if nothing did for `self_destruct_after`, destroy it, and return True."""
     layout = context.layout
     if not context.config.self_destruct or any(os.path.islink(getattr(layout, folder)) for folder in _OWN):
@@ -74,8 +74,8 @@ def look(context: QueueContext) -> bool:
     return context.config.self_destruct and _destroy(context)
 
 
-def look_at_all(root: RootContext) -> Iterator[int]:
-    """Do what `look` does with each queue of a root; yield for each name how many queues went, 0 or 1.
+def sweep_all(root: RootContext) -> Iterator[int]:
+    """Do what `sweep` does with each queue of a root; yield for each name how many queues went, 0 or 1.
 
     What cannot be destroyed now is logged, and left to the next sweep.
     """
@@ -85,7 +85,7 @@ def look_at_all(root: RootContext) -> Iterator[int]:
         try:
             there = (each for each in layouts(root.layout.path, entry.name) if not each.topic)
             if any(reading.exists(layout.kept) for layout in there):
-                yield look(open_queue(root, entry.name))
+                yield sweep(open_queue(root, entry.name))
         except (OSError, DropqError) as error:
             log.warning("%s: whether it is to destroy itself is not known: %s", entry.path, describe(error))
 
@@ -130,8 +130,8 @@ def _destroy(context: QueueContext) -> bool:
     except FileNotFoundError:
         return False  # RACE: another sweep was first
     gone = _moved(context, undecided)
-    # RACE: since the look, a subscription began, a consumer claimed, a job was committed, or another sweep destroyed
-    # the queue and a new one has its name. Nothing comes by the name any more: what is seen now decides.
+    # RACE: since the last check, a subscription began, a consumer claimed, a job was committed, or another sweep
+    # destroyed the queue and a new one has its name. Nothing comes by the name any more: what is seen now decides.
     if is_needed(gone) or left_ms(gone) > 0 or _is_in_use(gone) or not _closed(gone.layout.processing, gone):
         restore(gone.layout, home, gone.storage)
         return False

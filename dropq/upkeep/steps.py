@@ -440,7 +440,7 @@ def _destroy_alone(sweep: Sweep) -> None:
     if sweep.context.config.self_destruct:
         from dropq.upkeep import self_destruct
 
-        sweep.report.destroyed += self_destruct.look(sweep.context)
+        sweep.report.destroyed += self_destruct.sweep(sweep.context)
 
 
 #: Steps of the whole sweep that consumers do, too: each second, or in their upkeep.
@@ -490,7 +490,7 @@ def _tidy_views(root: RootContext) -> Iterator[int]:
 def _destroy_all_alone(root: RootContext) -> Iterator[int]:
     from dropq.upkeep import self_destruct
 
-    return self_destruct.look_at_all(root)
+    return self_destruct.sweep_all(root)
 
 
 def _collect(root: RootContext, again: int = 0) -> Iterator[int]:

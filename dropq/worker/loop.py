@@ -331,7 +331,7 @@ class Worker:
 
     def _pause(self) -> float:
         has_free_thread = self._busy < self._concurrency and not self._stopping
-        return self._sources.next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
+        return self._sources.next_attempt if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""

@@ -67,9 +67,9 @@ class Sources:
         return min((each.lease for each in self._subscriptions if each.lease), default=None)
 
     @property
-    def next_look(self) -> float:
-        """Seconds after which to look again without an event."""
-        return min(each._next_look for each in self._subscriptions)
+    def next_attempt(self) -> float:
+        """Seconds after which to try again without an event."""
+        return min(each._next_attempt for each in self._subscriptions)
 
     @property
     def held_up(self) -> bool:

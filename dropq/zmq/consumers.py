@@ -85,7 +85,7 @@ class Consumers:
         self._late: dict[bytes, _Late] = {}
         self._listens_until = 0.0
         self._blocked = False
-        self._looks_at = 0.0
+        self._attempt_at = 0.0
         self._why = ""
         self._subscription: Subscription | None = None
         self.watch = Watch(queue.layout.target, moved_in={queue.layout.target: queue.context.settling.note_moved_in})
@@ -124,12 +124,12 @@ class Consumers:
         if ends <= now:
             ends = self._listens_until
         elif self.out < self._in_flight and not self._blocked:
-            ends = min(ends, self._looks_at)
+            ends = min(ends, self._attempt_at)
         return min(max(ends - now, 0.0), RESCAN)
 
-    def look_again(self) -> None:
-        """Look for messages at the next `deliver`."""
-        self._looks_at = 0.0
+    def attempt_again(self) -> None:
+        """Try to receive at the next `deliver`."""
+        self._attempt_at = 0.0
 
     # -- what they say -------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Consumers:
             yield wire.read_settlement(got[1].frames)
 
     def _ack(self, acked: list[_Out]) -> None:
-        self.look_again()
+        self.attempt_again()
         subscription = self._subscription
         lost = list[Message]()
         messages = [out.message for out in acked]
@@ -180,7 +180,7 @@ class Consumers:
 
     def _give_back(self, message: Message, *, cancel: bool = False) -> None:
         """Let a message come again at once, as PZQ does, whatever the queue's redelivery_delay is."""
-        self.look_again()
+        self.attempt_again()
         self.given_back += cancel
         try:
             message._give_back(cancel=cancel, delay=0)
@@ -243,7 +243,7 @@ class Consumers:
         self._blocked = False
         for number in range(self._in_flight):  # and no more, as acks wait meanwhile
             now = time.monotonic()
-            if self.out >= self._in_flight or now < self._looks_at:
+            if self.out >= self._in_flight or now < self._attempt_at:
                 return
             if now >= self._first_end:  # what was said of it is read before a sweep may return it
                 return
@@ -257,7 +257,7 @@ class Consumers:
                     self._socket.network.flush()
 
     def _next(self) -> Message | None:
-        """Claim a message; where there is none, say when to look again."""
+        """Claim a message; where there is none, say when to try again."""
         try:
             if self._subscription is None:
                 self._queue = self._queue.root.queue(self._queue.name)
@@ -265,8 +265,8 @@ class Consumers:
                 self._why = ""
             assert self._subscription is not None
             if (message := self._subscription.receive()) is None:
-                pause = self._subscription._next_look if self.watch.events else PAUSE
-                self._looks_at = time.monotonic() + pause
+                pause = self._subscription._next_attempt if self.watch.events else PAUSE
+                self._attempt_at = time.monotonic() + pause
             return message
         except DropqError as error:
             if isinstance(error, NoSuchQueue) and self._subscription is not None:
@@ -334,7 +334,7 @@ class Consumers:
 
     def _pause(self, why: str) -> None:
         """Do nothing for a second that may fail again; log why, unless the log says so already."""
-        self._looks_at = time.monotonic() + RESCAN
+        self._attempt_at = time.monotonic() + RESCAN
         if why != self._why:
             self._why = why
             log.warning("queue %s: %s", self._queue.name, why)

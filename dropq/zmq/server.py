@@ -142,7 +142,7 @@ class Server:
                 self._network.watch(self._watch.waker if self._consumers.blocked else self._watch.fileno())
                 news = self._network.poll(0 if waits else self._idle_for)
                 if news:
-                    self._consumers.look_again()
+                    self._consumers.attempt_again()
                 if news is not False:
                     self._watch.wait(
                         0

@@ -97,7 +97,7 @@ def test_a_barrier_whose_last_share_was_settled_is_settled_by_a_look_and_is_not_
         (share,) = shares(queue)
         os.rename(folder(queue) / share, folder(queue) / "acked" / share)
         policy = Barrier(queue.context, one.id)
-        policy.look(list(claimed_files(queue.context)))
+        policy.refresh(list(claimed_files(queue.context)))
         assert not policy.is_out
         assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
 
@@ -617,7 +617,7 @@ def test_a_sweep_that_is_about_to_drop_a_barrier_leaves_it_alone_when_its_holder
     assert private(queue, "barriers") == []
 
 
-def test_a_barrier_whose_holder_died_between_claim_and_commit_is_handed_out_by_the_next_look(tmp_path: Path) -> None:
+def test_a_barrier_whose_holder_died_between_claim_and_commit_is_handed_out_by_the_next_attempt(tmp_path: Path) -> None:
     queue = with_barrier(tmp_path)
     with queue.subscribe() as one, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Shares, "commit", lambda self: False)

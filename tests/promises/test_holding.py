@@ -178,8 +178,8 @@ def test_once_it_is_closed_nothing_is_reached_for_also_where_its_view_is_fresh(
     assert reached == [] and where(queue) == {"target": [b"a", b"b"]}
 
 
-def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make) -> None:
-    queue = make(timing=Timing(long_look=0, listing_share=1_000_000))
+def test_who_rests_after_a_long_attempt_is_woken_by_the_end(make: Make) -> None:
+    queue = make(timing=Timing(long_attempt=0, listing_share=1_000_000))
     queue.send(b"a")
     subscription = queue.subscribe(filter="JMSType = 'none'", max_backlog=None)
     with queue.subscribe() as other:

@@ -441,7 +441,7 @@ def test_a_sender_that_found_no_write_lock_does_not_look_for_one_again_at_once(t
     write_lock = WriteLock("q", make_queue(tmp_path / "root").context)
     began = time.monotonic()
     assert write_lock.admit(1, whole=False) == 1
-    assert write_lock.looks_at > began
+    assert write_lock.refresh_at > began
 
 
 def test_a_sender_that_waits_says_why_after_a_second_and_again_every_five_minutes(

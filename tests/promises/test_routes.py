@@ -270,7 +270,7 @@ def test_without_routing_properties_no_route_is_in_use(q: Queue) -> None:
     assert take(q).text == "urgent"
 
 
-def test_another_selector_counts_from_the_next_look(q: Queue) -> None:
+def test_another_selector_counts_from_the_next_refresh(q: Queue) -> None:
     q.send("urgent", priority=9)
     (base(q) / "routing.properties").write_text("hi.selector=JMSPriority = 1\n")
     assert take(q).text == "urgent"

@@ -428,7 +428,7 @@ def moved_on(passing: Router, goal: Queue) -> str:
 def test_a_credit_that_is_free_again_costs_no_listing(
     root: Root, listings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "LOOK_AT_ALL", 3600.0)  # a busy machine takes longer than that for the 40
+    monkeypatch.setattr(router, "TRY_ALL", 3600.0)  # a busy machine takes longer than that for the 40
     source, goal = chain(lasting(root), "source", "goal", credit=1)
     source.send_many([f"{number:02}" for number in range(40)])
     passing = Router(source.context, sweep=None)
@@ -511,7 +511,7 @@ def test_a_router_rests_after_it_has_looked_at_all_whatever_became_of_the_last(r
     routing = router.Router(source.context, sweep=None)
     routing.one_pass()
     assert bodies(source, "error") == ["2"]
-    assert routing._looks_at_all > time.monotonic()
+    assert routing._tries_all_at > time.monotonic()
     routing.close()
 
 

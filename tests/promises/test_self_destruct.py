@@ -490,7 +490,7 @@ def test_a_new_queue_of_its_name_is_not_taken_for_it(root: Root, clock: Clock, m
     clock.advance(61)
 
     def made_anew() -> None:
-        assert self_destruct.look(Root(root.path, clock=clock).queue("service").context)
+        assert self_destruct.sweep(Root(root.path, clock=clock).queue("service").context)
         root.create_queue("service", **SERVICE).send(b"new")
 
     at_the_rename(monkeypatch, made_anew)

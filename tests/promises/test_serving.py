@@ -225,7 +225,7 @@ class Listed:
 
 def many(path: Path, queues: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, Routers]:
     """A root with so many queues whose selectors lead to `sink`; its routers have looked, and time stands still."""
-    root = timed(Root.create(path), replace(FRESH, long_look=3600.0))
+    root = timed(Root.create(path), replace(FRESH, long_attempt=3600.0))
     root.create_queue("sink", durability="none")
     for number in range(queues):
         root.create_queue(f"q{number}", durability="none").add_selector("on", to="sink", credit=100)
@@ -361,7 +361,7 @@ def test_a_queue_is_idle_while_nothing_is_there_that_time_may_change(
     queue = root.queue("first")
     act(queue)
     router = Router(queue.context, sweep=None)
-    router._mover.look()
+    router._mover.refresh()
     assert router.is_idle is idle
 
 
@@ -405,11 +405,11 @@ def test_the_upkeep_of_the_root_is_done_once_however_many_queues_routers_sweep(
 ) -> None:
     made = list[str]()
 
-    def look(of: RootContext) -> list[int]:
+    def sweep_all(of: RootContext) -> list[int]:
         made.append(of.layout.path)
         return []
 
-    monkeypatch.setattr(self_destruct, "look_at_all", look)
+    monkeypatch.setattr(self_destruct, "sweep_all", sweep_all)
     own = sweeps_of_routers()
     for name in ("first", "second", "third"):
         quick = own(root.queue(name).context)
@@ -427,12 +427,12 @@ def test_an_upkeep_that_has_begun_in_an_idle_queue_or_for_the_root_goes_on_each_
         Path(queue.layout.folder("processed"), f"4.x{number}.B").touch()
     looked = list[int]()
 
-    def look_at_all(of: RootContext) -> Iterator[int]:
+    def sweep_all(of: RootContext) -> Iterator[int]:
         for number in range(20):
             looked.append(number)
             yield 0
 
-    monkeypatch.setattr(self_destruct, "look_at_all", look_at_all)
+    monkeypatch.setattr(self_destruct, "sweep_all", sweep_all)
     monkeypatch.setattr(sweep, "SLICE", -1.0)  # each slice is one step
     monkeypatch.setattr(serve, "IDLE_SHARE", 1e9)  # as among very many queues
     routers = Routers(root.context, sweep=sweeps_of_routers())
@@ -450,11 +450,11 @@ def test_an_upkeep_of_the_root_that_takes_long_is_not_begun_again_by_another_que
 ) -> None:
     begun = list[str]()
 
-    def look_at_all(of: RootContext) -> Iterator[int]:
+    def sweep_all(of: RootContext) -> Iterator[int]:
         begun.append(of.layout.path)
         yield from [0] * 1000
 
-    monkeypatch.setattr(self_destruct, "look_at_all", look_at_all)
+    monkeypatch.setattr(self_destruct, "sweep_all", sweep_all)
     monkeypatch.setattr(sweep, "SLICE", -1.0)  # each slice is one step
     own = sweeps_of_routers()
     first, second, third = (own(root.queue(name).context) for name in ("first", "second", "third"))

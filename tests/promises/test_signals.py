@@ -365,7 +365,7 @@ def test_ids_that_a_handler_makes_in_the_middle_of_another_are_others_and_all_la
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_handler_that_raises_in_a_look_leaves_a_subscription_that_can_look_again(tmp_path: Path) -> None:
+def test_a_handler_that_raises_in_an_attempt_leaves_a_subscription_that_can_try_again(tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 

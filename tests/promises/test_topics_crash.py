@@ -597,7 +597,7 @@ def test_a_subscription_whose_name_something_else_has_is_refused(topic: Topic, w
     assert os.listdir(topic.queue.layout.new) == []
 
 
-def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_look_on(
+def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_refresh_on(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = topic.create_subscription("audit", client_id="hq", filter="x = 1")

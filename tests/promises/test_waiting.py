@@ -58,7 +58,7 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.fixture
 def only_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody look but for an event, or for being woken."""
-    monkeypatch.setattr(Subscription, "_next_look", LONG)
+    monkeypatch.setattr(Subscription, "_next_attempt", LONG)
     monkeypatch.setattr(watch, "PATIENCE", 0.0)
 
 
@@ -235,7 +235,7 @@ def test_where_there_are_no_events_it_looks_often(queue: Queue, monkeypatch: pyt
     def none(*args: Any) -> None:
         return None
 
-    monkeypatch.setattr(Subscription, "_next_look", LONG)
+    monkeypatch.setattr(Subscription, "_next_attempt", LONG)
     monkeypatch.setattr(watch, "_events", none)
     with queue.subscribe() as subscription:
         assert subscription.receive(timeout=0.2) is None
@@ -261,7 +261,7 @@ def test_a_look_that_takes_long_and_finds_nothing_is_not_repeated_at_once(
         assert subscription.receive("300ms") is None
     often = len(looks)
     looks.clear()
-    all_are_long = reopened(queue, Timing(long_look=0, listing_share=10_000))
+    all_are_long = reopened(queue, Timing(long_attempt=0, listing_share=10_000))
     with all_are_long.subscribe(filter="JMSPriority = 9") as subscription:
         assert subscription.receive("300ms") is None
     assert len(looks) <= 2 < often

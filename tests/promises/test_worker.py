@@ -424,7 +424,7 @@ def test_until_empty_waits_for_what_runs_here_as_it_may_send_more(
             queue.send(b"b")
 
     monkeypatch.setattr(Subscription, "receive", counting)
-    monkeypatch.setattr(Subscription, "_next_look", 0.02)
+    monkeypatch.setattr(Subscription, "_next_attempt", 0.02)
     assert counted(work(queue, handler, concurrency=2, until_empty=True)) == {"acked": 2}
 
 
@@ -460,7 +460,7 @@ def test_a_queue_that_is_deleted_ends_its_worker(tmp_path: Path) -> None:
 
 
 def test_a_message_that_comes_wakes_the_worker_by_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscription, "_next_look", 60.0)
+    monkeypatch.setattr(Subscription, "_next_attempt", 60.0)
     queue = make_queue(tmp_path)
     with Working(queue, lambda message: None):
         for body in (b"a", b"b", b"c"):
@@ -469,7 +469,7 @@ def test_a_message_that_comes_wakes_the_worker_by_an_event(tmp_path: Path, monke
 
 
 def test_a_polling_worker_needs_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscription, "_next_look", 60.0)
+    monkeypatch.setattr(Subscription, "_next_attempt", 60.0)
     monkeypatch.setattr(watch, "_events", None)
     queue = make_queue(tmp_path)
     with Working(queue, lambda message: None, poll=True):
@@ -505,7 +505,7 @@ def test_several_queues_take_turns_where_work_is_fair(tmp_path: Path) -> None:
 
 
 def test_a_message_in_any_of_several_queues_wakes_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscription, "_next_look", 60.0)
+    monkeypatch.setattr(Subscription, "_next_attempt", 60.0)
     queues = [make_queue(tmp_path / name) for name in ("one", "two")]
     with Working(queues, lambda message: None):
         for queue in (*queues, *queues):

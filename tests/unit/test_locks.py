@@ -441,14 +441,14 @@ def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
     queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=5)
     queue.send_many([b"a", b"b"])
     inside, forked = threading.Event(), threading.Event()
-    look = ReceivePolicies._look
+    refresh = ReceivePolicies._refresh
 
-    def look_slowly(self: ReceivePolicies) -> None:
+    def refresh_slowly(self: ReceivePolicies) -> None:
         inside.set()
         assert forked.wait(15)
-        look(self)
+        refresh(self)
 
-    monkeypatch.setattr(ReceivePolicies, "_look", look_slowly)
+    monkeypatch.setattr(ReceivePolicies, "_refresh", refresh_slowly)
     taken: list[bytes] = []
 
     def consume() -> None:
