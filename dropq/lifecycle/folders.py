@@ -22,7 +22,7 @@ from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.queue_notes import cut, forget
 from dropq.storage.files import Storage
 
-#: The hidden name of a queue that is being removed.
+#: The name of a queue whose deletion is decided: it is being removed.
 DECIDED = re.compile(r"\.(?P<name>.+)\.deleted-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 #: How often what is being removed is tried: a send that is half-way may put one more file there.
 _TRIES = 3
@@ -63,15 +63,15 @@ def building(
         raise
 
 
-def hidden_names(root: RootContext, layout: QueueLayout, name: str) -> tuple[str, str]:
-    """Return the hidden names of a queue while its delete is undecided, and while it is being removed."""
+def deletion_names(root: RootContext, layout: QueueLayout, name: str) -> tuple[str, str]:
+    """Return the names of a queue while its deletion is undecided, and while it is being removed."""
     stem = layout.base if layout.is_topic else f"{root.layout.path}/.{cut(name)}"
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
     return f"{stem}.deleting-{mark}", f"{stem}.deleted-{mark}"
 
 
-def hide(context: QueueContext, undecided: str) -> None:
-    """Rename a queue to the name of an undecided delete, which may have only a part of its own."""
+def begin_deletion(context: QueueContext, undecided: str) -> None:
+    """Rename a queue to the name of an undecided deletion, which may have only a part of its own."""
     if cut(context.name) != context.name:
         context.storage.make_folder(context.layout.private)
         context.storage.write_small(context.layout.deleting, os.fsencode(context.name))
@@ -85,7 +85,7 @@ def close(folder: str, store: Storage) -> None:
 
 
 def restore(gone: QueueLayout, home: str, store: Storage) -> None:
-    """Give a queue whose delete is undecided its name back, and the folders that were closed."""
+    """Give a queue whose deletion is undecided its name back, and the folders that were closed."""
     there = store.at(gone.base)  # RACE: it makes nothing of a queue that another sweep brought back
     for folder in FOLDERS:
         there.make_folder(gone.folder(folder))
@@ -93,7 +93,7 @@ def restore(gone: QueueLayout, home: str, store: Storage) -> None:
 
 
 def clear(root: RootLayout, base: str, gone: QueueLayout, store: Storage, *, wholly: bool = False) -> None:
-    """Remove a queue that has a hidden name, and what the root has noted of it.
+    """Remove a queue whose deletion is decided, and what the root has noted of it.
 
     A link in it goes, and what that leads to stays.
 

@@ -1,4 +1,5 @@
-"""Notes of which queues a root has, and whether they are there: a queue that is not found may be away, hidden or gone.
+"""Notes of which queues a root has, and whether they are there: a queue that is not found may be away, in deletion or
+gone.
 
 Each queue has a mark, `.dropq/queue-TOKEN`, and the root keeps a note of the mark, `.dropq/queues/queue-TOKEN`. A
 queue in which no mark can be made, as it is mounted read-only or another user's, has a note of its path,
@@ -43,9 +44,9 @@ _MARK = re.compile(r"queue-[0-9a-f]{16}")
 #: How the name of a mark begins.
 _QUEUE = "queue-"
 _NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
-#: The hidden name of a queue whose delete is not decided: the queue may come back.
+#: The name of a queue whose deletion is not decided: the queue may come back.
 UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
-#: Bytes of a queue's name that a hidden folder's name has at most.
+#: Bytes of a queue's name that the name of a folder in deletion has at most.
 _CUT = 200
 #: Bytes of a character in UTF-8 at most.
 _CHARACTER = 4
@@ -133,7 +134,7 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
         yield path, f"{home} is not there: bring it back; if it is gone for good, remove {path}"
 
 
-# -- away, hidden or gone --------------------------------------------------------------------------------------------
+# -- away, in deletion or gone ---------------------------------------------------------------------------------------
 
 
 def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
@@ -145,14 +146,14 @@ def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
 def why_away(root: RootLayout, address: str) -> str:
     """Return why a queue that is not found by its address may come back; "" if it is gone, or never was.
 
-    It may while a delete of it is not decided, while a link to it leads nowhere, and while the root misses it. If that
-    cannot be told, it may. What no queue can be called, as a stranger's return address, is not away.
+    It may while a deletion of it is not decided, while a link to it leads nowhere, and while the root misses it. If
+    that cannot be told, it may. What no queue can be called, as a stranger's return address, is not away.
     """
     if not is_address(address):
         return ""
     try:
-        if hidden := _hidden(root, address):
-            return f"queue {address} is being deleted, and may come back: {hidden}"
+        if undecided := _undecided(root, address):
+            return f"queue {address} is being deleted, and may come back: {undecided}"
         for layout in layouts(root.path, address):
             for path in (layout.home, layout.base, layout.target):
                 if os.path.islink(path) and not os.path.exists(path):
@@ -173,8 +174,8 @@ def remedy(root: RootLayout, address: str) -> str:
     return why_away(root, address) or f"`dropq create {shlex.quote(address)}` makes it"
 
 
-def _hidden(root: RootLayout, address: str) -> str:
-    """Return where a queue lies whose delete is not finished; "" if there is none."""
+def _undecided(root: RootLayout, address: str) -> str:
+    """Return where a queue lies whose deletion is not decided; "" if there is none."""
     topic, of_topic, folder = address.partition("/")
     home = topic_layout(root.path, topic).home
     if of_topic:
@@ -183,7 +184,7 @@ def _hidden(root: RootLayout, address: str) -> str:
     for above, name in ((root.path, address), (home, TOPIC_INCOMING[1:])):
         for entry in names_in(above):
             found = UNDECIDED.fullmatch(entry)
-            if found is not None and whole_name(hidden_layout(path := f"{above}/{entry}"), found["name"]) == name:
+            if found is not None and whole_name(layout_in_deletion(path := f"{above}/{entry}"), found["name"]) == name:
                 return path
     return ""
 
@@ -194,8 +195,8 @@ def undecided_subscriptions(topic: str) -> list[str]:
     return [f"{removed}/{name}" for name in names_in(removed) if name.endswith(UNLESS_ROUTED)]
 
 
-def hidden_layout(path: str) -> QueueLayout:
-    """Return the layout of a queue that lies under the hidden name of a delete."""
+def layout_in_deletion(path: str) -> QueueLayout:
+    """Return the layout of a queue that lies under the name of a deletion."""
     incoming = QueueLayout.incoming(path)
     return incoming if os.path.isdir(incoming.base) else QueueLayout.flat(path)
 
@@ -216,7 +217,7 @@ def whole_name(layout: QueueLayout, part: str) -> str:
 def _missed(root: RootLayout, address: str) -> str:
     """Return the note of a queue that the root knows by its address, and that is nowhere; "" if there is none.
 
-    It is not missed if it is found elsewhere, or its delete was decided, though not all of it is removed.
+    It is not missed if it is found elsewhere, or its deletion was decided, though not all of it is removed.
     """
     bases = [layout.base for layout in layouts(root.path, address)]
     ends = tuple(f"/{os.path.relpath(base, root.path)}" for base in bases)

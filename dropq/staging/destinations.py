@@ -30,7 +30,7 @@ from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, R
 from dropq.format.staged import part_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.folders import new_word
-from dropq.lifecycle.queue_notes import hidden_layout, queue_layouts, topics, why_away
+from dropq.lifecycle.queue_notes import layout_in_deletion, queue_layouts, topics, why_away
 from dropq.policies.lock import PolicyLock
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -267,8 +267,10 @@ def open_destination(
 def words_of(root: RootLayout) -> Counter[str]:
     """Return how many folders of a root have which word, those included that are being removed."""
     homes = {root.path, *(removed_subscriptions(topic_layout(root.path, topic).home) for topic in topics(root))}
-    hidden = (f"{above}/{name}" for above in homes for name in reading.names_in(above) if ".deleting-" in name)
-    files = {layout.created for layout in queue_layouts(root)} | {hidden_layout(path).created for path in hidden}
+    in_deletion = (f"{above}/{name}" for above in homes for name in reading.names_in(above) if ".deleting-" in name)
+    files = {layout.created for layout in queue_layouts(root)} | {
+        layout_in_deletion(path).created for path in in_deletion
+    }
     return Counter((reading.read_small(file) or b"").decode(errors="replace").strip() for file in files)
 
 
@@ -292,7 +294,7 @@ def is_away(root: RootLayout, identity: Identity) -> bool:
 
 
 def _lies_at(path: str, identity: Identity) -> bool:
-    """Return whether a hidden folder is that of a destination, by its inode, or its word if the root was copied."""
+    """Return whether a folder in deletion is a destination's, by its inode, or its word if the root was copied."""
     try:
         if os.stat(path).st_ino == identity.inode:
             return True

@@ -1,7 +1,7 @@
 """What a sweep of a root does with queues whose maker, remover or requester died.
 
-An undecided delete is undone, as a send may have returned just before it; a decided one is finished. A temporary queue
-`temp-ID`, in which a requester gets its answer, goes when nobody holds it any more.
+An undecided deletion is undone, as a send may have returned just before it; a decided one is finished. A temporary
+queue `temp-ID`, in which a requester gets its answer, goes when nobody holds it any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import UNSETTLED, QueueLayout
 from dropq.lifecycle import ages, ephemeral, folders
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.queue_notes import UNDECIDED, cut, hidden_layout, topics, whole_name
+from dropq.lifecycle.queue_notes import UNDECIDED, cut, layout_in_deletion, topics, whole_name
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
@@ -67,7 +67,7 @@ def _tidied(root: RootContext, entry: os.DirEntry[str]) -> int:
 
 def _undo(root: RootContext, path: str, found: re.Match[str]) -> None:
     """Give a queue its name back; it gets another where a new queue has that."""
-    layout, above, store = hidden_layout(path), os.path.dirname(path), private_store(path)
+    layout, above, store = layout_in_deletion(path), os.path.dirname(path), private_store(path)
     name = whole_name(layout, found["name"])
     home = f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}"
     if above == root.layout.path and reading.exists(home):
@@ -84,20 +84,20 @@ def _finish(root: RootContext, path: str, name: str) -> None:
     either = QueueLayout.flat(path), QueueLayout.incoming(path)
     if any(reading.exists(each.folders[state]) for each in either for state in UNSETTLED):
         return
-    layout = hidden_layout(path)
+    layout = layout_in_deletion(path)
     folders.clear(root.layout, layout.moved(f"{root.layout.path}/{name}").base, layout, Storage(lenient=True))
 
 
 def remove(root: RootContext, name: str) -> None:
     """Remove a temporary queue with all that is in it; do nothing if it is gone."""
-    if away := _hidden(root, name):
+    if away := _begun(root, name):
         folders.remove(away, Storage())
 
 
-def _hidden(root: RootContext, name: str) -> str:
+def _begun(root: RootContext, name: str) -> str:
     """Take a temporary queue's name away; return where the queue is, "" if it was gone."""
     home = f"{root.layout.path}/{name}"
-    _, away = folders.hidden_names(root, QueueLayout.flat(home), name)
+    _, away = folders.deletion_names(root, QueueLayout.flat(home), name)
     try:
         Storage().rename_folder(home, away)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def remove_left(root: RootContext, layout: QueueLayout, older_than: float | None
         return False
     with ephemeral.left(layout, root.clock, older_than) as is_left:
         if is_left:
-            away = _hidden(root, name)
+            away = _begun(root, name)
     if away:
         folders.remove(away, Storage())  # after the lock: NFS keeps a file that is open here
         log.info("queue %s: its holder is gone, and so is the queue", name)

@@ -1,6 +1,7 @@
 """Make a root; make and delete queues.
 
-A delete is undecided until its queue proves empty under a hidden name. A sweep of the root undoes one that died before.
+A deletion is undecided until its queue proves empty under the name of one. A sweep of the root undoes one that died
+before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dropq.format.layout import SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayou
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.folders import building, clear, close, hidden_names, hide, restore
+from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
 from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
 from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
@@ -200,7 +201,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
             reassembly.sweep(context)
         refuse_unsettled(context)
-    undecided, away = hidden_names(root, layout, name)
+    undecided, away = deletion_names(root, layout, name)
     lies = QueueLayout.flat(layout.base) if layout.is_topic else layout  # a topic's folder stays
     store = context.storage
     with error_context(f"queue {name!r} is not wholly removed: what is left is in {away}"):
@@ -218,7 +219,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
 
 
 def _decide(context: QueueContext, gone: QueueLayout, away: str, *, force: bool) -> None:
-    """Rename a queue to the name of an undecided delete, `gone`, and from there to `away` if it may go."""
+    """Rename a queue to the name of an undecided deletion, `gone`, and from there to `away` if it may go."""
     layout, store = context.layout, context.storage
     if layout.is_topic:
         subscriptions.unsettle_config(layout, store)
@@ -232,7 +233,7 @@ def _decide(context: QueueContext, gone: QueueLayout, away: str, *, force: bool)
                 f"somebody subscribed to topic {context.name!r} for a moment: try again; nothing was removed"
             )
     else:
-        hide(context, gone.home)
+        begin_deletion(context, gone.home)
     if not force:
         _restore_if_unsettled(context, gone)
     store.rename_folder(gone.home, away)
@@ -313,7 +314,7 @@ def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:
 
 
 def _restore(context: QueueContext, gone: QueueLayout) -> None:
-    """Bring a queue back whose delete is not decided."""
+    """Bring a queue back whose deletion is not decided."""
     is_topic = context.layout.is_topic
     restore(gone, context.layout.base if is_topic else context.layout.home, context.storage)
     if is_topic:

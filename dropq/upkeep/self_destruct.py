@@ -1,12 +1,12 @@
 """Self-destruction: a queue with `self_destruct` goes when its last selector and its last named subscription are gone.
 
 The first sweep that finds it so makes `.dropq/alone`. Once that is older than `self_destruct_after`, and no message is
-held, a sweep renames the queue to the hidden name of a delete. Then it looks again, takes processing/ away, so that
-nothing can be claimed, and empties and removes delayed/ and target/: what came under a credit returns to where it came
-from, the rest goes to the dead-letter queue. If a message is left, the folder is kept as `NAME.deleted-MS`.
+held, a sweep renames the queue to the name of an undecided deletion. Then it looks again, takes processing/ away, so
+that nothing can be claimed, and empties and removes delayed/ and target/: what came under a credit returns to where it
+came from, the rest goes to the dead-letter queue. If a message is left, the folder is kept as `NAME.deleted-MS`.
 
-Invariant: a message is in one place at each moment. Until the queue is removed, or kept, a crash leaves the hidden name
-of a delete that was not decided: a sweep of the root brings the queue back, and the next one begins again.
+Invariant: a message is in one place at each moment. Until the queue is removed, or kept, a crash leaves the name
+of a deletion that was not decided: a sweep of the root brings the queue back, and the next one begins again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dropq.format.addresses import layouts
 from dropq.format.layout import KEEPER, WAITING, QueueLayout
 from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.folders import clear, close, hidden_names, hide, restore
+from dropq.lifecycle.folders import begin_deletion, clear, close, deletion_names, restore
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.queue_notes import cut, forget
@@ -124,9 +124,9 @@ def _is_in_use(context: QueueContext) -> bool:
 def _destroy(context: QueueContext) -> bool:
     """Rename a queue away, and remove it once it is empty; return False if something needs it after all."""
     root, store, home = context.root.layout, context.storage, context.layout.home
-    undecided, away = hidden_names(context.root, context.layout, context.name)
+    undecided, away = deletion_names(context.root, context.layout, context.name)
     try:
-        hide(context, undecided)
+        begin_deletion(context, undecided)
     except FileNotFoundError:
         return False  # RACE: another sweep was first
     gone = _moved(context, undecided)
