@@ -1,7 +1,7 @@
 """The graph of a root: its queues are nodes, edges lead to where messages go from there; and what is stuck, and why.
 
-A graph is a look: it changes nothing, takes no lock, and was true when the folders were listed. A queue that cannot be
-read is in it, with the reason.
+A graph is a listing: it changes nothing, takes no lock, and was true when the folders were listed. A queue that cannot
+be read is in it, with the reason.
 """
 
 from __future__ import annotations

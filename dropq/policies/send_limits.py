@@ -233,7 +233,7 @@ class Limit:
         return f"selector {one.name} takes what is sent to {one.to}"
 
     def _overflow_selector(self) -> Selector | None:
-        """Return what `overflow_of` does; most queues have no selectors, and need no more than this look."""
+        """Return what `overflow_of` does; most queues have no selectors, and need no more than this check."""
         with self._context.error_context("the message was not sent"):
             if not reading.exists(self._context.layout.selectors):
                 return None

@@ -50,7 +50,7 @@ log = logging.getLogger("dropq")
 
 #: How many messages an error names.
 SHOWN = 3
-#: Seconds until a waiting consumer looks again for a file that has settled, at the least.
+#: Seconds until a waiting consumer tries again for a file that has settled, at the least.
 SETTLED_LOOK = 0.02
 
 _ALPHABET = string.digits + string.ascii_lowercase

@@ -23,7 +23,7 @@ class Waiting:
     Args:
         folder: the folder in which messages come: the queue's target/.
         more: further folders, a change of which ends a wait.
-        timing: how long the thread rests after a long look.
+        timing: how long the thread rests after a long attempt.
         moved_in: called with the name of each file that an event says was moved into `folder`.
 
     Attributes:

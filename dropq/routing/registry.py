@@ -336,8 +336,8 @@ def _bring_back(
 ) -> QueueContext | None:
     """Return the message that went under a credit, and remove the credit and all above it; return where it was.
 
-    RACE: with programs that move it on, or settle it: the rename decides. The next round finds what was missed, and a
-    look finds the credits of what is nowhere.
+    RACE: with programs that move it on, or settle it: the rename decides. The next round finds what was missed, and an
+    audit finds the credits of what is nowhere.
     """
     for found in _under(context, said.to, via, listed):
         with _locked(context, said.below) as locked:

@@ -133,7 +133,7 @@ class _Service:
         self.inode = reading.inode_or_none(layout.target)
         self.is_idle = False
         self.due = self.rests_until = 0.0
-        self.took = 0.0  # seconds of a processor, for the last look while it was idle
+        self.took = 0.0  # seconds of a processor, for the last check while it was idle
 
     def wake(self, now: float) -> None:
         """Let a pass be made as soon as it has rested from the last one."""
