@@ -3,8 +3,9 @@
 Each subscription has a file in `.dropq/turns/`, which contains only its filter. The file's name says how many messages
 the subscription may hold, when it last took a message, and whether it waits for a message. A consumer lists the folder
 under the policy lock, and sees whether another subscription is to have the message that it would take. If so, it leaves
-the message to it for at most `Timing.turn_patience`. A subscription that does not come for its turn is passed over
-until it asks again. So a consumer that is stopped, or seldom looks, delays the others only for a moment.
+the message to it for at most `Timing.turn_patience`. A consumer that took a message wakes the one that comes next. A
+subscription that does not come for its turn is passed over until it asks again. So a consumer that is stopped, or
+seldom looks, delays the others only for a moment.
 
     SUBSCRIPTION,ALLOWED,TURN,waits|busy        ALLOWED 0: no limit; TURN: the number of its last turn, 0 for none
 """
@@ -17,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 from dropq.errors import DropqError
@@ -25,6 +27,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.policies.matching import matcher
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
+from dropq.storage.watch import Watch, events_reach
 
 log = logging.getLogger("dropq")
 
@@ -63,7 +66,7 @@ class FairShare:
         self._folder = context.layout.turns
         self._filter = filter or ""
         self._lasting = lasting
-        self._proportional = context.config.fairness_model == "proportional"
+        self.are_proportional = context.config.fairness_model == "proportional"
         self._own = Ticket(subscription, allowed or 0)
         self._others: list[Ticket] = []
         self._last = 0
@@ -82,7 +85,7 @@ class FairShare:
         self._own = tickets.pop(self._own.subscription, self._own._replace(waits=False))
         self._others = [other for other in tickets.values() if other.waits]
         self._last = max((other.turn for other in tickets.values()), default=0)
-        if self._proportional and self._others:
+        if self.are_proportional and self._others:
             self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
 
     def rivals(self, file: MessageFile) -> list[Ticket]:
@@ -103,6 +106,28 @@ class FairShare:
         """Count a turn: the subscription is behind all others now."""
         self._become(self._own._replace(turn=max(self._last, self._own.turn) + 1, waits=False))
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether another subscription waited at the last look."""
+        return bool(self._others)
+
+    def wake_next(self) -> None:
+        """Wake the subscription that comes next; call it without the lock, which that one takes."""
+        if self._others and self._events_reach:
+            following = min(self._others, key=self._place)
+            liveness.ring(self._context.layout.consumers, following.subscription, self._context.storage)
+
+    @cached_property
+    def _events_reach(self) -> bool:
+        return events_reach(self._context.layout.consumers)
+
+    @cached_property
+    def turn(self) -> Watch:
+        """Waits until another subscription wakes this one."""
+        watch = Watch(touched=[f"{self._context.layout.consumers}/{self._own.subscription}"])
+        watch.observe()
+        return watch
+
     def ask(self) -> None:
         """Note that the subscription waits; may be called without the lock."""
         if self._lasting and not self._own.waits:
@@ -120,7 +145,7 @@ class FairShare:
 
     def _place(self, ticket: Ticket) -> tuple[float, int, str]:
         """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""
-        part = self._held[ticket.subscription] / ticket.allowed if self._proportional and ticket.allowed else 0.0
+        part = self._held[ticket.subscription] / ticket.allowed if self.are_proportional and ticket.allowed else 0.0
         return part, ticket.turn, ticket.subscription
 
     def _takes(self, other: Ticket, file: MessageFile) -> bool:

@@ -21,7 +21,9 @@ from dropq.storage.reading import inode
 
 log = logging.getLogger("dropq")
 
-#: Seconds between two tries; the kernel can wait for a lock, but not for a limited time.
+#: Seconds between two tries: the first pause, and the longest that it doubles to. The kernel can wait for a lock, but
+#: not for a limited time.
+FIRST_POLL = 0.0001
 POLL = 0.001
 
 
@@ -95,9 +97,10 @@ class Lock:
         """Yield for each try to take the lock, until its time is over."""
         yield
         before_waiting()
-        until = time.monotonic() + self._patience
+        until, pause = time.monotonic() + self._patience, FIRST_POLL
         while time.monotonic() <= until:
-            time.sleep(POLL)
+            time.sleep(pause)
+            pause = min(2 * pause, POLL)
             yield
         log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, self._patience)
 

@@ -52,11 +52,16 @@ class ReceivePolicies:
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
         self._turns = turns
+        self._counts_claims = turns is not None and turns.are_proportional
+        #: The folders that something leaves when the subscription may take a message again.
+        self.wait_for = (context.layout.processing,) if self._backlog is not None else ()
+        self._lists_claims = self._counts_claims or self._backlog is not None or self._barrier is not None
         #: Whether the subscription may take something at present; else why not: `barrier`, `backlog`, `turn`, `lock`.
         self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.
         self.view_is_old = False
         self._claimed: list[MessageFile] = []
+        self._passed = self._woken = False
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
@@ -65,15 +70,18 @@ class ReceivePolicies:
         Raises:
             StorageError: the lock file or a folder of the queue cannot be used.
         """
+        self._passed = False
         with self._lock.held(self.waits) as alone:
             self.decision = MAY_TAKE if alone else LOCKED
             if alone:
                 with error_context(UNTOUCHED):
                     self._refresh()
             yield alone
+        if self._passed and self._turns is not None:
+            self._turns.wake_next()
 
     def _refresh(self) -> None:
-        self._claimed = held_files(self._context)
+        self._claimed = held_files(self._context) if self._lists_claims else []
         if self._turns is not None:
             self._turns.refresh(self._claimed)
         if self._barrier is not None:
@@ -143,6 +151,23 @@ class ReceivePolicies:
 
     # -- turns -------------------------------------------------------------------------------------------------
 
+    def leaves(self, file: MessageFile) -> bool:
+        """Return whether a message is to be left to another subscription; ask without the lock, which that one needs.
+
+        RACE: turns may change meanwhile. The next attempt, after a moment, sees that.
+        """
+        if self._turns is None or self._barrier is not None or not self._turns.are_shared:
+            return False
+        if self._woken:
+            self._woken = False  # by the one that saw whose turn it is
+            return False
+        with error_context(UNTOUCHED):
+            self._turns.refresh(held_files(self._context) if self._counts_claims else ())
+        if self.admits(file):
+            return False
+        self.waits()
+        return True
+
     def admits(self, file: MessageFile) -> bool:
         """Return whether the subscription may take a message, or has to leave it to another subscription."""
         if self._turns is None:
@@ -170,6 +195,12 @@ class ReceivePolicies:
         """Count a message that was taken."""
         if self._turns is not None:
             self._turns.took()
+            self._passed = True
+
+    def wait_for_turn(self) -> None:
+        """Wait until it may be the subscription's turn."""
+        assert self._turns is not None
+        self._woken = self._turns.turn.wait(TURN_RECHECK)
 
     def waits(self) -> None:
         """Note that the subscription waits for a message."""

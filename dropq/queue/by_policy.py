@@ -11,7 +11,7 @@ from dropq.errors import StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.settlement import Claims, Settlement
-from dropq.policies.receive_policies import TURN_RECHECK, ReceivePolicies
+from dropq.policies.receive_policies import ReceivePolicies
 from dropq.queue.offers import Offers
 
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class Admission:
         self._claims = claims
         self._owners = owners
         self._deadline = deadline
+        #: Whether others took what was offered here: then see before taking the lock whether a message still waits.
+        self._others_take = False
 
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
         """Claim the next message, or the share of a barrier, with what settles it; None where there is none.
@@ -51,9 +53,15 @@ class Admission:
         """
         met = False
         policies = self.policies
+        raced = False
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
             if file is not None:
+                if self._others_take and self._offers.is_gone(file):
+                    raced = True
+                    continue
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it
+                if not is_barrier and policies.leaves(file):
+                    return None
             taken = None
             with policies.entered() as alone:
                 if alone and file is not None and policies.view_is_old and not policies.must_wait:
@@ -66,8 +74,11 @@ class Admission:
                     taken = self._take_alone(None if is_barrier else file)
                 if taken is not None:
                     policies.passed()
+                    self._others_take = raced
                 elif alone and (file is None or policies.must_wait):
                     policies.waits()
+                elif alone and not is_barrier:
+                    raced = self._others_take = True
             if taken is not None or policies.must_wait:
                 return taken
         self._offers.raise_refused()
@@ -148,6 +159,6 @@ class Admission:
         until = time.monotonic() + self._claims.context.timing.turns_wait
         found = None
         while found is None and self.policies.decision.why == "turn" and time.monotonic() < until and not is_closed():
-            time.sleep(TURN_RECHECK)
+            self.policies.wait_for_turn()
             found = attempt()
         return found

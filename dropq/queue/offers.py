@@ -224,6 +224,11 @@ class Offers:
         """Let `next` return a message again that it returned last."""
         self._again = file
 
+    def is_gone(self, file: MessageFile) -> bool:
+        """Return whether a message has left target/ since it was listed."""
+        with error_context(UNTOUCHED):
+            return not reading.exists(f"{self._context.layout.target}/{file.filename}")
+
     def _is_paused(self) -> bool:
         with error_context(UNTOUCHED):
             return self._context.paused

@@ -131,7 +131,6 @@ class Subscription:
         self._held: dict[str, Message] = {}
         self._bundle: Bundle | None = None  # the last that was read by records
         self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
-        self._waiting = Waiting(context.layout.target, timing=context.timing, moved_in=context.settling.note_moved_in)
         self._lock = threading.RLock()
         self._receiving = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
@@ -139,6 +138,12 @@ class Subscription:
         self._at_end = at_end
         _OF_THIS_PROCESS[self.id] = self
         policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
+        self._waiting = Waiting(
+            context.layout.target,
+            leaving=() if policies is None else policies.wait_for,
+            timing=context.timing,
+            moved_in=context.settling.note_moved_in,
+        )
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._admission: Admission | None = None

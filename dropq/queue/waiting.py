@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dropq.lifecycle.timing import Timing
@@ -22,7 +22,7 @@ class Waiting:
 
     Args:
         folder: the folder in which messages come: the queue's target/.
-        more: further folders, a change of which ends a wait.
+        leaving: folders; whatever leaves one of them ends a wait.
         timing: how long the thread rests after a long attempt.
         moved_in: called with the name of each file that an event says was moved into `folder`.
 
@@ -32,9 +32,15 @@ class Waiting:
     """
 
     def __init__(
-        self, folder: str, *more: str, timing: Timing, moved_in: Callable[[str], object] | None = None
+        self,
+        folder: str,
+        *,
+        leaving: Sequence[str] = (),
+        timing: Timing,
+        moved_in: Callable[[str], object] | None = None,
     ) -> None:
-        self._folders = folder, *more
+        self._folder = folder
+        self._leaving = leaving
         self._moved_in = NOBODY if moved_in is None else {folder: moved_in}
         self._timing = timing
         self._turn = threading.RLock()
@@ -79,7 +85,7 @@ class Waiting:
         next_attempt: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
-        watch = self._watch = self._watch or Watch(*self._folders, moved_in=self._moved_in)
+        watch = self._watch = self._watch or Watch(self._folder, leaving=self._leaving, moved_in=self._moved_in)
         if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
             self._watch = None
             return None

@@ -206,8 +206,7 @@ def give_word(queue: QueueContext) -> None:
                 store.sync(layout.private)
 
 
-# -- which destination a token is
-# ---------------------------------------------------------------------------------------
+# -- which destination a token is --------------------------------------------------------------------------------------
 
 
 def make_known(layout: QueueLayout, destination: DestinationFolder, storage: Storage) -> None:

@@ -215,6 +215,12 @@ def _locks(file: LockFile) -> bool:
         return False
 
 
+def ring(folder: str, subscription: str, storage: Storage) -> None:
+    """Wake a subscription that waits for its turn: where events come, a new time of its sign of life is one."""
+    with suppress(OSError):  # it looks again without that, a moment later
+        storage.renew(f"{folder}/{subscription}")
+
+
 def forget_dead(folder: str, subscription: str, storage: Storage) -> None:
     """Remove the file of a dead subscription that holds nothing any more; call it inside `dead`."""
     storage.unlink(f"{folder}/{subscription}")

@@ -69,6 +69,7 @@ class Watch:
     Args:
         folders: the folders into which something comes.
         leaving: the folders that something leaves.
+        touched: files, for whose times somebody sets another end to the wait. On systems other than Linux none ends.
         moved_in: called with the name of each file that an event says was moved into a folder, by the folder. On
             systems other than Linux nothing is called.
         poll: use pauses alone, as also happens where events do not work for one of the folders.
@@ -78,11 +79,13 @@ class Watch:
         self,
         *folders: str,
         leaving: Sequence[str] = (),
+        touched: Sequence[str] = (),
         moved_in: Mapping[str, Callable[[str], object]] = NOBODY,
         poll: bool = False,
     ) -> None:
         self._folders = folders
         self._leaving = leaving
+        self._touched = touched
         self._moved_in = moved_in
         self._poll = poll
         self._events: Events | None = None
@@ -103,8 +106,9 @@ class Watch:
         What came before gives no event: list the folders afterwards.
         """
         if self._events is None and not self._poll:
-            self._poll = not all(map(events_reach, (*self._folders, *self._leaving)))
-            self._events = None if self._poll else _events(self._folders, self._leaving, self._moved_in, self.wake)
+            self._poll = not all(map(events_reach, (*self._folders, *self._leaving, *self._touched)))
+            if not self._poll:
+                self._events = _events(self._folders, self._leaving, self._touched, self._moved_in, self.wake)
             self._poll = self._events is None
         return self.events
 
@@ -243,16 +247,17 @@ class Events(Protocol):
 def _events(
     folders: Sequence[str],
     leaving: Sequence[str],
+    touched: Sequence[str],
     moved_in: Mapping[str, Callable[[str], object]],
     wake: Callable[[], None],
 ) -> Events | None:
-    """Ask for the events of folders; where that fails, log it and return None."""
+    """Ask for the events of folders and files; where that fails, log it and return None."""
     try:
         linux = sys.platform.startswith("linux")
-        return _Inotify(folders, leaving, moved_in) if linux else _observed(folders, leaving, wake)
+        return _Inotify(folders, leaving, touched, moved_in) if linux else _observed(folders, leaving, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
-        _say_polled(", ".join(folders), error)
+        _say_polled(", ".join([*folders, *touched]), error)
         return None
 
 
@@ -264,7 +269,11 @@ class _Inotify:
     """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
 
     def __init__(
-        self, folders: Sequence[str], leaving: Sequence[str], moved_in: Mapping[str, Callable[[str], object]]
+        self,
+        folders: Sequence[str],
+        leaving: Sequence[str],
+        touched: Sequence[str],
+        moved_in: Mapping[str, Callable[[str], object]],
     ) -> None:
         from watchdog.observers.inotify_c import (
             InotifyConstants,
@@ -278,6 +287,7 @@ class _Inotify:
         self._leaves = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
         self._masks = {os.fsencode(folder): self._comes for folder in folders}
         self._masks |= {os.fsencode(folder): self._leaves for folder in leaving}
+        self._masks |= {os.fsencode(file): InotifyConstants.IN_ATTRIB for file in touched}
         self._add_watch, self._remove_watch = inotify_add_watch, inotify_rm_watch
         self._moves, self._lost = InotifyConstants.IN_MOVED_TO, InotifyConstants.IN_Q_OVERFLOW
         self._moved_in = {os.fsencode(folder): note for folder, note in moved_in.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from helpers import base, make_queue, names_in, private, reopened, take, until, 
 
 from dropq import Message, Queue
 from dropq.lifecycle.timing import Timing
+from dropq.policies import receive_policies
+from dropq.policies.lock import PolicyLock
 from dropq.storage.files import Storage
 
 #: Whose turn it is has all the time to come for it, and who gives way looks once.
@@ -277,6 +280,46 @@ def _each(subscription: Any, count: int) -> Iterator[Message]:
         message = subscription.receive(10)
         assert message is not None
         yield message
+
+
+def test_who_takes_a_message_wakes_the_one_that_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive_policies, "TURN_RECHECK", 3600.0)
+    queue = make_queue(tmp_path, timing=LEFT, fairness_model="round-robin")
+    with reopened(queue, LEFT).subscribe() as one, reopened(queue, LEFT).subscribe() as another:
+        first, second = sorted((one, another), key=lambda subscription: subscription.id)
+        assert [first.receive(), second.receive()] == [None, None]  # both wait, and neither has had a turn
+        queue.send_many([b"a", b"b"])
+        got: list[Message | None] = []
+        waiter = threading.Thread(target=lambda: got.append(second.receive()), daemon=True)
+        waiter.start()
+        until(lambda: stands_in(waiter, "wait_for_turn"), "the second to wait for its turn")
+        assert first.receive() is not None
+        waiter.join(60)
+        assert len(got) == 1 and got[0] is not None
+
+
+def stands_in(thread: threading.Thread, function: str) -> bool:
+    """Whether a thread is in a function, or in what it calls."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_who_waits_for_its_turn_leaves_the_lock_to_the_one_whose_turn_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
+    with reopened(queue, KEPT).subscribe() as one, reopened(queue, KEPT).subscribe() as another:
+        first, second = sorted((one, another), key=lambda subscription: subscription.id)
+        assert [first.receive(), second.receive()] == [None, None]
+        queue.send_many([b"a", b"b"])
+        locked = Counter[str]()
+        with monkeypatch.context() as patched:
+            patched.setattr(PolicyLock, "held", lambda lock, before: locked.update(["held"]))
+            assert [second.receive() for _ in range(5)] == [None] * 5
+        assert not locked
+        assert [first.receive() is None, second.receive() is None] == [False, False]
 
 
 def test_who_waits_and_does_not_come_is_passed_over(tmp_path: Path) -> None:

@@ -104,6 +104,23 @@ def test_whatever_comes_into_target_ends_the_wait(queue: Queue, how: str) -> Non
         assert waiting.body() == b"a"
 
 
+@pytest.mark.usefixtures("only_events")
+@pytest.mark.parametrize(
+    "settle", [Message.ack, lambda message: message.reject("no"), lambda message: message.nack(60)]
+)
+def test_whatever_makes_room_under_max_backlog_ends_the_wait(
+    tmp_path: Path, settle: Callable[[Message], object]
+) -> None:
+    queue = make_queue(tmp_path / "limited", max_backlog=1)
+    queue.send_many([b"a", b"b"])
+    held = take(reopened(queue))
+    with queue.subscribe() as subscription:
+        waiting = Waiting(subscription.receive)
+        until(lambda: watching(subscription), "it watches")
+        settle(held)
+        assert waiting.body() == b"b"
+
+
 def test_what_gives_no_event_is_found_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "PATIENCE", 0.0)
     queue = make_queue(tmp_path, lease_period="200ms")

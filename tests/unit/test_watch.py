@@ -159,6 +159,20 @@ def test_a_file_that_leaves_a_folder_ends_the_wait_where_that_is_asked_for(
     assert not watching.wait(0)
 
 
+def test_a_new_time_of_a_file_ends_the_wait_where_that_is_asked_for(folder: Path) -> None:
+    rung, other = folder / "rung", folder / "other"
+    for each in (rung, other):
+        each.touch()
+    watching = Watch(touched=[str(rung)])
+    assert watching.observe()
+    os.utime(other)
+    rung.read_bytes()
+    assert not watching.wait(0)
+    os.utime(rung)
+    assert waited(watching, LONG) < SOON
+    assert not watching.wait(0)
+
+
 def test_one_folder_without_events_makes_it_poll_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = folder.parent / "other"
     other.mkdir()
