@@ -108,7 +108,7 @@ class FairShare:
 
     @property
     def are_shared(self) -> bool:
-        """Whether another subscription waited at the last look."""
+        """Whether another subscription waited when turns were last read."""
         return bool(self._others)
 
     def wake_next(self) -> None:

@@ -292,7 +292,7 @@ def test_who_takes_a_message_wakes_the_one_that_comes_next(tmp_path: Path, monke
         got: list[Message | None] = []
         waiter = threading.Thread(target=lambda: got.append(second.receive()), daemon=True)
         waiter.start()
-        until(lambda: stands_in(waiter, "wait_for_turn"), "the second to wait for its turn")
+        until(lambda: stands_in(waiter, "wait"), "the second to wait for its turn, and to be told of it")
         assert first.receive() is not None
         waiter.join(60)
         assert len(got) == 1 and got[0] is not None
