@@ -25,7 +25,7 @@ from typing import Any
 from dropq.errors import Unavailable
 from dropq.zmq import wire
 from dropq.zmq.curve import Broken, Curve
-from dropq.zmq.zmtp import CHUNK, ID, Conversation, Got
+from dropq.zmq.zmtp import CHUNK, ID, REST, Conversation, Got
 
 log = logging.getLogger("dropq")
 
@@ -68,6 +68,7 @@ class Peer:
         self.mask = 0  # what the selector looks for
         self.has_ended = self.is_ready = self.is_taker = False
         self.is_held = False  # it has said more, which is read once it has read what it was answered
+        self.turn = 0  # bytes that may still be read of it in this round, where more may have come
 
     @property
     def key(self) -> bytes:
@@ -303,7 +304,7 @@ class Network:
             self._look_for(peer, 0)
             peer.connection.close()
             peer.out.clear()
-            peer.unsent = 0
+            peer.unsent = peer.turn = 0
             for known in (self._new, socket.waiting):
                 known.pop(peer, None)
             if socket.named.get(peer.identity) is peer:
@@ -411,6 +412,7 @@ class Network:
             self._write(peer)
         if mask & _READ and not peer.has_ended:
             if self._may_read(peer):
+                peer.turn = REST
                 self._read(peer)
             else:
                 self._look_for(peer, peer.mask & ~_READ)
@@ -431,6 +433,7 @@ class Network:
         return False
 
     def _read(self, peer: Peer) -> None:
+        turn, peer.turn = peer.turn, 0
         try:
             data = peer.connection.recv(peer.talk.wants)
         except BlockingIOError:
@@ -440,7 +443,9 @@ class Network:
         if not data:
             self.drop(peer)
             return
-        peer.socket.is_behind |= len(data) >= CHUNK
+        if len(data) >= CHUNK:
+            peer.turn = turn - len(data)
+            peer.socket.is_behind = True
         peer.heard = time.monotonic()
         if peer.talk.is_between:
             peer.begun = peer.heard
@@ -547,6 +552,9 @@ class Network:
                 if (got := peer.got) is not None:
                     peer.got, peer.is_held = None, True
                     self._go_on(peer)
+                    # What has come already shares a sync with this, but for those who had no turn yet.
+                    while peer.got is None and peer.turn > 0 and not self._later and self._may_read(peer):
+                        self._read(peer)
                     if peer.has_ended:
                         self._end(peer, "")
                     self._settle(peer)

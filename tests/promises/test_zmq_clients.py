@@ -551,6 +551,30 @@ def test_who_says_more_than_a_round_can_read_has_one_turn_and_keeps_nobody_out(
         net.close()
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "turn", "come"),
+    [(100, 1000, zmtp.REST, 100), (3, 50_000, zmtp.REST, 3), (100, 1000, 2 * zmtp.CHUNK, 64)],
+)
+def test_what_has_come_of_a_producer_is_read_in_one_round_as_far_as_its_turn_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int, turn: int, come: int
+) -> None:
+    monkeypatch.setattr(network, "REST", turn)
+    net = network.Network()
+    try:
+        socket = net.make("receive", most=100_000, hwm=10)
+        many, other = Raw(net.bind(socket, f"ipc://{tmp_path}/receive"), None), Raw(net.bind(socket, ANY), None)
+        peers = [_let_in(net, socket, client, b"") for client in (many, other)]
+        many.say(framed(b"id", b"", b"x" * size) * count)
+        other.say(MESSAGE * 2)
+        while len(socket.ready) < 2:
+            net.poll(1)
+        came = [got[0] for got in iter(lambda: network.received(socket), None)]
+        assert came.count(peers[0]) == come
+        assert came[:4].count(peers[1]) == 2
+    finally:
+        net.close()
+
+
 def test_who_asks_the_monitor_without_end_holds_up_nobody(serving: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = serving.connect(zmq.DEALER, "monitor")
     asks.send_multipart([b"", b"MONITOR"])
