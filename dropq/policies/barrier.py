@@ -24,10 +24,11 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Unpack
+from shlex import quote
+from typing import NamedTuple, Unpack
 
 from dropq.errors import LeaseLost, StorageError
 from dropq.format import names
@@ -35,11 +36,13 @@ from dropq.format.claims import BARRIER, Claim, Location, claim_owner
 from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import ages, naming
-from dropq.lifecycle.claims import claims_in, find_claim, has_committed, lost, move_out
+from dropq.lifecycle.claims import claims_in, committed_files, find_claim, lost, move_out
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
+from dropq.policies.backlog import MAY_TAKE, holders_of
 from dropq.policies.matching import matcher
 from dropq.storage import liveness, reading
 from dropq.storage.liveness import Signs
@@ -51,6 +54,52 @@ Place = tuple[str, str]
 
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
 _WHY = ".why.json"
+#: What is done with a barrier that ends so.
+_DOES = {_ACKED: "archives it", _LEFT: "returns it", _ASIDE: "sets it aside"}
+
+
+class Before(NamedTuple):
+    """What may keep a barrier waiting, as it is listed on the way that messages take, which is in this order.
+
+    Attributes:
+        held: what is in processing/.
+        committed: how many messages are committed as a whole, and have not arrived.
+        given_back: the places of the delayed messages that were delivered before: these are not settled.
+    """
+
+    held: Collection[MessageFile]
+    committed: int
+    given_back: Sequence[Place]
+
+    @classmethod
+    def of(cls, context: QueueContext, held: Collection[MessageFile]) -> Before:
+        """List it, after processing/ and before target/.
+
+        RACE: what a sweep moves from delayed/ to target/ meanwhile is in one listing or in both.
+        """
+        committed = sum(1 for _ in committed_files(context))
+        delayed = map(context.sidecars.file, reading.names_in(context.layout.delayed))
+        return cls(held, committed, [_place(file) for file in delayed if file.name.delivery_count > 0])
+
+    def decide(self, barrier: MessageFile, waiting: int, living: Collection[str]) -> Decision:
+        """Return whether a barrier is handed out to the subscriptions that live, and else what it waits for.
+
+        Args:
+            barrier: the first barrier in target/.
+            waiting: how many messages are found before it there.
+            living: these subscriptions, and the one that asks.
+        """
+        own = _place(barrier)
+        held, returned = len(self.held) + self.committed, sum(place < own for place in self.given_back)
+        if waiting or held or returned:
+            is_held, was = "is" if held == 1 else "are", "was" if returned == 1 else "were"
+            before = f"{waiting} wait{'s' * (waiting == 1)}, {held} {is_held} held, {returned} {was} given back"
+            text = f"it is a barrier, and waits until all before it are settled: {before}"
+            return Decision(False, "barrier", text, holders_of(self.held))
+        if not living:
+            return Decision(False, "barrier", "it is a barrier, and waits until a consumer subscribes")
+        who = "the only subscription" if len(living) == 1 else f"all {len(living)} subscriptions"
+        return Decision(True, "ready", f"it is a barrier, and goes to {who} when the next consumer asks")
 
 
 class Barrier:
@@ -67,9 +116,10 @@ class Barrier:
         self._subscription = subscription
         #: Returns whether a waiting message is a barrier.
         self.matches = matcher(context, context.config.barrier_expression)
+        #: Whether a message may be taken: not while a barrier is handed out, nor when it came back in this attempt.
+        self.decision = MAY_TAKE
         self._out: Shares | None = None
-        self._came_back = False
-        self._delayed: list[Place] = []
+        self._before = Before((), 0, ())
 
     def refresh(self, claimed: Collection[MessageFile]) -> bool:
         """Find the barrier that is handed out, if any, and finish what a crash left.
@@ -80,27 +130,18 @@ class Barrier:
         Returns:
             Whether there was one: what was listed of target/ until now may lack it, and it may be there again.
         """
-        self._out = None
-        self._came_back = False
-        shown = list(all_shares(self._context))
-        for claim in (file.claim for file in claimed):
-            if claim is not None and claim.of_barrier and all(claim.owner != shares.token for shares in shown):
-                # No other consumer hands out a barrier while this one has the lock: the one that claimed it died.
-                Shares(self._context, claim.owner).undo(claim)
-                self._came_back = True  # target/ may have been listed before
-        for shares in shown:
-            # RACE: without locks, or after the lock file was removed, it may have been claimed after the listing.
-            is_claimed = any(file.claim is not None and file.claim.owner == shares.token for file in claimed)
-            if not is_claimed and find_claim(self._context, shares.token) is None:
+        self._out, self.decision = None, MAY_TAKE
+        found = begun(self._context, (file.claim for file in claimed))
+        for shares, claim, is_shown in found:
+            if claim is None:
                 shares.clear()  # its barrier was settled: the claim is made before the folder is shown
-            elif not shares.complete():
-                self._out = shares
-        return self._came_back or bool(shown)
-
-    @property
-    def is_out(self) -> bool:
-        """Whether a barrier is handed out, or came back in this attempt: no other message may be taken."""
-        return self._out is not None or self._came_back
+            elif not is_shown:
+                # No other consumer hands out a barrier while this one has the lock: the one that claimed it died.
+                shares.undo(claim)
+                self.decision = shares.behind()  # target/ may have been listed before
+            elif unsettled := shares.complete():
+                self._out, self.decision = shares, shares.behind(unsettled)
+        return bool(found)
 
     def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Shares] | None:
         """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
@@ -118,38 +159,37 @@ class Barrier:
         claim = self._out.take(self._subscription, owner, deadline, wanted)
         return None if claim is None else (claim, self._out)
 
-    def has_to_wait(self) -> bool:
-        """Return whether a message was committed, and its parts, which may be before a barrier, are not all moved yet.
+    def look_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
+        """Look at what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/.
 
-        Call it after processing/ is listed, and before `list_delayed`: a committed message is moved in this order.
+        Args:
+            barrier: a barrier.
+            claimed: what is in processing/.
         """
-        layout = self._context.layout
-        reading.ask_server(layout.private)  # on NFS another host may have made staged/ in it just now
-        for entry in reading.entries(layout.staged):
-            reading.ask_server(entry.path)
-        return has_committed(layout)
+        layout, self._before = self._context.layout, Before(claimed, 0, ())
+        if not claimed:
+            reading.ask_server(layout.private)  # on NFS another host may have made staged/ in it just now
+            for entry in reading.entries(layout.staged):
+                reading.ask_server(entry.path)
+            self._before = Before.of(self._context, claimed)
+        return self._before._replace(given_back=()).decide(barrier, 0, (self._subscription,))
 
-    def list_delayed(self) -> None:
-        """List the delayed messages that were delivered before: these are not settled.
-
-        Call it before target/ is listed: a message that a sweep moves there meanwhile is in one listing or in both.
-        """
-        self._delayed = given_back(self._context)
-
-    def hand_out(self, file: MessageFile, *, alone: Callable[[], bool]) -> None:
-        """Hand out a barrier, unless a delayed message is before it; nothing else may be claimed, or wait before it.
+    def hand_out(self, file: MessageFile, waiting: int, *, alone: Callable[[], bool]) -> Decision:
+        """Hand out a barrier, unless something is before it; return why nothing else may be taken.
 
         Args:
             file: the barrier.
+            waiting: how many messages are known to wait before it.
             alone: returns whether this consumer still has the policy lock.
         """
         context = self._context
-        if number_before(file, self._delayed):
-            return
+        found = self._before.decide(file, waiting, (self._subscription,))
+        if not found.allowed:
+            return found
         token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(context, token)
         if not shares.prepare(file, {self._subscription, *Signs(context.layout.consumers).living}):
-            return
+            return shares.behind()
         claim = None
         try:
             # RACE: with a script that claims the message by `mv`. The process whose rename succeeds has it.
@@ -159,6 +199,7 @@ class Barrier:
         finally:
             if self._out is None:
                 shares.drop(claim)
+        return shares.behind()
 
     def leave(self) -> None:
         """Give up the subscription's shares: it ends."""
@@ -181,6 +222,30 @@ class Shares(Settlement):
         self._hidden = f"{context.layout.barriers}/.{token}"
         self.context = replace(context, layout=context.layout.holding_in(self._folder))
         self._claims = Claims(self.context)
+
+    # -- what it keeps waiting -------------------------------------------------------------------------------------
+
+    def behind(self, unsettled: Iterable[Claim] = ()) -> Decision:
+        """Return why a message waits behind the barrier, of which these shares are not settled."""
+        holders = tuple(sorted(share.subscription for share in unsettled))
+        return Decision(False, "barrier", f"it waits until the barrier with the claim {self.token} is settled", holders)
+
+    def decide(self, *, is_shown: bool) -> tuple[Decision, Decision]:
+        """Return whether the next look settles or returns the barrier, and whether another message may be taken then.
+
+        Args:
+            is_shown: whether the folder of its shares is.
+        """
+        unsettled = self.claims() if is_shown else []
+        behind = self.behind(unsettled)
+        if count := len(behind.holders):
+            who = "subscription has not settled its" if count == 1 else "subscriptions have not settled their"
+            return Decision(False, "barrier", f"{count} {who} share of it", behind.holders), behind
+        end = self._end() if is_shown else _LEFT
+        how = "all shares of it are settled" if is_shown else "a consumer hands it out just now, or died as it did"
+        sweep = f"any consumer, or `dropq sweep {quote(self._queue.name)}`"
+        itself = Decision(True, "barrier", f"{how}: {sweep}, {_DOES[end]}")
+        return itself, behind if end == _LEFT else MAY_TAKE
 
     # -- handing out -------------------------------------------------------------------------------------------
 
@@ -327,25 +392,30 @@ class Shares(Settlement):
 
     # -- settling the barrier ----------------------------------------------------------------------------------
 
-    def complete(self) -> bool:
-        """Settle the barrier if all shares are settled; return whether they are.
+    def complete(self) -> list[Claim]:
+        """Settle the barrier if all shares are settled; return those that are not.
 
         RACE: between the consumer that settled the last share, the next attempt, and sweeps. The process whose rename
         succeeds settles the barrier.
         """
-        if self.claims() or self.claims():  # RACE: a listing may miss a file that is being renamed; two in a row do not
-            return False
+        # RACE: a listing may miss a file that is being renamed; two in a row do not.
+        if unsettled := self.claims() or self.claims():
+            return unsettled
         barrier = find_claim(self._queue, self.token)
         if barrier is not None:
             with suppress(LeaseLost):
                 self._settle_barrier(barrier)
         self.clear()
-        return True
+        return []
+
+    def _end(self) -> str:
+        """Return how the barrier ends whose shares are settled: as one that was set aside, acknowledged, or left."""
+        return next((how for how in (_ASIDE, _ACKED) if reading.names_in(f"{self._folder}/{how}")), _LEFT)
 
     def _settle_barrier(self, barrier: Claim) -> None:
-        if reading.names_in(f"{self._folder}/{_ASIDE}"):
+        if (end := self._end()) == _ASIDE:
             Claims(self._queue).set_aside(barrier, *self._why())
-        elif reading.names_in(f"{self._folder}/{_ACKED}"):
+        elif end == _ACKED:
             Claims(self._queue).archive(barrier)
         else:
             left = map(self.context.sidecars.file, reading.names_in(f"{self._folder}/{_LEFT}"))
@@ -423,14 +493,14 @@ def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
                 context.storage.remove_tree(path)  # the process that was removing it is dead
             else:
                 Shares(context, name[1:]).clear_hidden()  # the process that was making it is dead, or stands still
-    for shares in all_shares(context):
-        if find_claim(context, shares.token) is not None:
+    for shares, claim, is_shown in begun(context, claims):
+        if claim is None:
+            if context.age_ms(shares.context.layout.processing) > ages.DEAD_SHARER:
+                shares.clear()
+        elif is_shown:
             swept += shares.sweep()
-        elif context.age_ms(shares.context.layout.processing) > ages.DEAD_SHARER:
-            shares.clear()
-    for claim in claims:
-        if claim.of_barrier and not Shares(context, claim.owner).is_hidden():
-            swept += Shares(context, claim.owner).undo(claim)
+        elif not shares.is_hidden():
+            swept += shares.undo(claim)
     return swept
 
 
@@ -442,6 +512,20 @@ def give_up(context: QueueContext, subscription: str) -> int:
 def sharers(context: QueueContext) -> set[str]:
     """Return the subscriptions that have a share of a barrier, taken or not."""
     return {share.subscription for shares in all_shares(context) for share in shares.claims()}
+
+
+def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[Shares, Claim | None, bool]]:
+    """List the barriers that somebody began to hand out: their claims, if they have one, and whether shares are shown.
+
+    Args:
+        context: the queue.
+        claims: what is in processing/.
+    """
+    shown = list(all_shares(context))
+    claimed = {claim.owner: claim for claim in claims if claim is not None and claim.of_barrier}
+    # RACE: without locks, or after the lock file was removed, it may have been claimed after the listing.
+    found = [(each, claimed.pop(each.token, None) or find_claim(context, each.token), True) for each in shown]
+    return [*((Shares(context, claim.owner), claim, False) for claim in claimed.values()), *found]
 
 
 def find_share(context: QueueContext, owner: str) -> tuple[Claim, Shares] | None:
@@ -471,18 +555,6 @@ def give_up_old(context: QueueContext, signs: Signs, seconds: float) -> int:
 
 def _is_free(share: Claim) -> bool:
     return share.owner == claim_owner(share.subscription, 0)
-
-
-def given_back(context: QueueContext) -> list[Place]:
-    """Return the places of the delayed messages that were delivered before: these are not settled."""
-    delayed = map(context.sidecars.file, reading.names_in(context.layout.delayed))
-    return [_place(file) for file in delayed if file.name.delivery_count > 0]
-
-
-def number_before(file: MessageFile, places: Iterable[Place]) -> int:
-    """Return how many of some places are before a message's."""
-    own = _place(file)
-    return sum(place < own for place in places)
 
 
 def _place(file: MessageFile) -> Place:

@@ -34,7 +34,7 @@ RECHECK = 0.05
 TURN_RECHECK = 0.002
 #: What becomes of messages when an attempt fails.
 UNTOUCHED = "no message was touched"
-LOCKED, AT_BARRIER, ANOTHERS_TURN = (Decision(False, why) for why in ("lock", "barrier", "turn"))
+LOCKED, ANOTHERS_TURN = (Decision(False, why) for why in ("lock", "turn"))
 
 
 class ReceivePolicies:
@@ -86,8 +86,7 @@ class ReceivePolicies:
             self._turns.refresh(self._claimed)
         if self._barrier is not None:
             self.view_is_old |= self._barrier.refresh(self._claimed)
-            if self._barrier.is_out:
-                self.wait_at_barrier()
+            self.decision = self._barrier.decision
         if self._backlog is not None and not self.must_wait:
             self.decision = self._backlog.decide(self._claimed, partial(held_files, self._context))
 
@@ -111,11 +110,7 @@ class ReceivePolicies:
         """Return whether a waiting message passes the queue's own filter and has not expired."""
         return (self._belongs is None or self._belongs(file)) and not has_expired(self._context, file)
 
-    def wait_at_barrier(self) -> None:
-        """Take nothing for now: a barrier waits for the messages before it, or is handed out."""
-        self.decision = AT_BARRIER
-
-    def is_ready_for_barrier(self) -> bool:
+    def looks_before(self, barrier: MessageFile) -> bool:
         """Return whether nothing is claimed or committed; call it before target/ is listed for a barrier.
 
         RACE: what is committed goes from processing/ to staged/, then to delayed/ or target/. They are listed in this
@@ -123,19 +118,16 @@ class ReceivePolicies:
         """
         assert self._barrier is not None
         with error_context(UNTOUCHED):
-            if self._claimed or self._barrier.has_to_wait():
-                self.wait_at_barrier()
-                return False
-            self._barrier.list_delayed()
-            reading.ask_server(self._context.layout.target)
-        return True
+            self.decision = self._barrier.look_before(barrier, self._claimed)
+            if not self.must_wait:
+                reading.ask_server(self._context.layout.target)
+        return not self.must_wait
 
-    def hand_out(self, barrier: MessageFile) -> None:
-        """Hand out the first waiting message, a barrier, unless a delayed message is before it."""
+    def hand_out(self, barrier: MessageFile, waiting: int) -> None:
+        """Hand out the first barrier, unless a message is before it: so many are known to wait."""
         assert self._barrier is not None
-        self.wait_at_barrier()
         with error_context("the barrier stays in target/"):
-            self._barrier.hand_out(barrier, alone=lambda: not self._lock.broken)
+            self.decision = self._barrier.hand_out(barrier, waiting, alone=lambda: not self._lock.broken)
 
     def share(
         self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
@@ -144,7 +136,7 @@ class ReceivePolicies:
 
         Return None if there is no share to take, or `wanted` returns False for its file name.
         """
-        if self._barrier is None or not self._barrier.is_out:
+        if self._barrier is None:
             return None
         with error_context(UNTOUCHED):
             return self._barrier.share(owner(), deadline(), wanted)

@@ -68,7 +68,7 @@ class Admission:
                     policies.view_is_old = False
                     self._offers.refresh()  # a barrier that came back is before what was behind it
                     continue
-                if alone and is_barrier and not policies.must_wait:
+                if alone and file is not None and is_barrier and not policies.must_wait:
                     met |= self._meet_barrier(file, again=met)
                 if alone:
                     taken = self._take_alone(None if is_barrier else file)
@@ -130,7 +130,7 @@ class Admission:
             return None
         return claim
 
-    def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> bool:
+    def _meet_barrier(self, barrier: MessageFile, *, again: bool) -> bool:
         """Hand out a barrier if it is the first of what waits now; else take what is before it first.
 
         When it is met `again` in one attempt, what is before it is not for us to take, and the barrier waits.
@@ -139,19 +139,18 @@ class Admission:
             Whether it is a barrier still: a route may take it, and then it holds nothing back.
         """
         policies, offers = self.policies, self._offers
-        if barrier is not None and offers.route_waiting(barrier) is not None:
+        if offers.route_waiting(barrier) is not None:
             offers.next()
             return False
-        if not policies.is_ready_for_barrier():
+        if not policies.looks_before(barrier):
             return True
         offers.refresh()
         first = next(filter(policies.is_here, iter(offers.next, None)), None)
         if first is not None:
             offers.put_back(first)
-            if barrier is not None and first.filename == barrier.filename:
-                policies.hand_out(first)
-            elif again:
-                policies.wait_at_barrier()
+            is_first = first.filename == barrier.filename
+            if is_first or again:
+                policies.hand_out(barrier, 0 if is_first else 1)
         return True
 
     def after_others(self, attempt: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:

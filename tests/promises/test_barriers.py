@@ -98,7 +98,7 @@ def test_a_barrier_whose_last_share_was_settled_is_settled_by_a_look_and_is_not_
         os.rename(folder(queue) / share, folder(queue) / "acked" / share)
         policy = Barrier(queue.context, one.id)
         policy.refresh(list(claimed_files(queue.context)))
-        assert not policy.is_out
+        assert policy.decision.allowed
         assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
 
 

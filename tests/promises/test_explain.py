@@ -112,6 +112,42 @@ def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pat
         assert (told.message.text, told.why, told.holders) == ("sync", "barrier", (other.id,))
 
 
+@pytest.mark.parametrize(
+    ("how", "does", "behind"),
+    [("acked", "archives it", "ready"), ("aside", "sets it aside", "ready"), ("left", "returns it", "barrier")],
+)
+def test_a_barrier_whose_shares_are_all_settled_keeps_back_only_what_it_comes_back_before(
+    tmp_path: Path, how: str, does: str, behind: str
+) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    queue.send("sync", type="sync")
+    queue.send("b")
+    with reopened(queue).subscribe(max_backlog=None) as one:
+        assert one.receive() is not None
+        (share,) = Path(queue.layout.barriers).glob("barrier*/*~*")
+        share.rename(share.parent / how / share.name)  # and there its holder dies
+        assert why(queue) == [("b", behind)]
+        (told,) = queue.explain("processing")
+        assert (told.why, told.holders) == ("barrier", ())
+        assert told.detail == f"all shares of it are settled: any consumer, or `dropq sweep q`, {does}"
+        message = one.receive()
+        assert message is not None and message.text == ("b" if behind == "ready" else "sync")
+
+
+def test_a_barrier_whose_consumer_died_as_it_handed_it_out_keeps_back_what_is_behind_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    queue.send("sync", type="sync")
+    queue.send("b")
+    (first, _) = names_in(queue, "target")
+    Path(queue.layout.target, first).rename(Path(queue.layout.processing, f"barrier%-0123456789-0,0,1~{first}"))
+    assert why(queue) == [("b", "barrier")]
+    (told,) = queue.explain("processing")
+    assert "died as it did: any consumer, or `dropq sweep q`, returns it" in told.detail
+    with reopened(queue).subscribe() as one:
+        message = one.receive()
+        assert message is not None and message.text == "sync"
+
+
 def test_a_barrier_that_could_go_to_nobody_says_so(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
     queue.send("sync", type="sync")

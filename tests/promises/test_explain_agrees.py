@@ -39,6 +39,8 @@ class Play:
             "filter": chance.choice([None, None, "JMSPriority > 2"]),
         }
         self.told = f"seed {seed}: {options}"
+        # A barrier that is over counts for the limit until somebody looks at it.
+        self.breaks = options["max_backlog"] is None and options["barrier_expression"] is not None
         asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         self.queue = make_queue(folder, clock=self.clock, timing=PATIENT, **asked)
         if chance.random() < 0.2:
@@ -110,6 +112,38 @@ class Play:
             else:
                 message.nack(delay=0 if how == 2 else 5)
 
+    def break_off(self) -> None:
+        """Leave a barrier as a crash does: claimed, and handed out to nobody; or with shares that settled nothing."""
+        layout, chance = self.queue.layout, self.chance
+        if not self.breaks or chance.random() < 0.5:
+            return
+        for share in Path(layout.barriers).glob("barrier*/*~*"):
+            if chance.random() < 0.8:
+                share.rename(share.parent / chance.choice(["acked", "left", "left", "aside"]) / share.name)
+        barriers = [message for message in self.queue.browse() if message.type == "sync"]
+        if barriers and not any("barrier%" in name for name in os.listdir(layout.processing)):
+            claim = f"barrier%-{chance.randrange(10**10):010}-0,0,1~{barriers[0].file}"
+            Path(barriers[0].path).rename(Path(layout.processing, claim))
+
+    def finish_barriers(self, told: list[Explanation]) -> list[Explanation]:
+        """Return what is explained once a sweep has done what is said of barriers, and their claims and shares."""
+        shared = [one for one in told if one.message.state == "processing" and one.why == "barrier"]
+        over = [one for one in shared if "any consumer, or" in one.detail]
+        if not over:
+            return told
+        waits = {one.message.id for one in told if one.message.state == "target" and one.why in ("ready", "turn")}
+        self.queue.sweep()
+        again = list(self.queue.explain())
+        for one in over:
+            does = one.detail.rpartition(", ")[2]
+            ends = {"archives it": ["processed"], "sets it aside": ["error", "expired"], "returns it": ["target"]}[does]
+            assert self.queue.find(one.message.id).state in ends, one.detail
+            if does == "returns it":
+                assert not waits, (one.detail, waits)
+            else:
+                assert waits <= {now.message.id for now in again if now.message.state == "target"}, one.detail
+        return again
+
     def takes(self, consumer: Subscription, told: Explanation) -> bool:
         """Whether a consumer may be given what is said to be for anybody, or for whose turn it is."""
         is_for_it = self.filters[consumer.id] is None or told.message.priority > 4 or "is a barrier" in told.detail
@@ -118,7 +152,8 @@ class Play:
     def compare(self) -> None:
         """Receive, and hold that against what is explained."""
         self.queue.sweep()  # what is due or was left by the dead is in target/ now
-        told = list(self.queue.explain())
+        self.break_off()
+        told = self.finish_barriers(list(self.queue.explain()))
         consumer = self.chance.choice(self.consumers)
         first = next((one for one in told if self.takes(consumer, one)), None)
         expected = {first.message.id} if first is not None else set()
