@@ -27,7 +27,7 @@ from dropq.lifecycle.holders import decide
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.policies.backlog import Backlog
-from dropq.policies.barrier import Before, Shares, begun
+from dropq.policies.barrier import Before, Shares, handed_out
 from dropq.policies.fair_share import FairShare
 from dropq.policies.matching import belonging, matcher
 from dropq.policies.routes import Routes
@@ -114,12 +114,7 @@ class _Snapshot:
         self._distributor = Distributor(context) if context.layout.is_topic else None
         self._topic_waits: Decision | None = None  # what keeps all from being distributed behind a message, once met
         self._held = held = held_files(context)
-        # By its claim, what is to be said of a barrier that is handed out, and of what waits behind it.
-        self._barriers_out = {
-            shares.token: shares.decide(is_shown=is_shown)
-            for shares, claim, is_shown in begun(context, (file.claim for file in held))
-            if claim is not None
-        }
+        self._barriers_out = handed_out(context, held)
         self._before = Before.of(context, held)
         self._signs = Signs(context.layout.consumers)
         self._alive = tuple(self._signs.living)

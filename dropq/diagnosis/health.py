@@ -33,7 +33,7 @@ from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
-from dropq.policies import routes
+from dropq.policies import barrier, routes
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
@@ -413,6 +413,7 @@ class _Snapshot:
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")
+        yield from (Reason("barrier", why) for why in self._barriers)
         if why := self._refusals.get("write-lock"):
             yield Reason("write-lock", f"{why}; remove it to let them continue")
         if not self._stops_topic:
@@ -522,10 +523,23 @@ class _Snapshot:
             return f"{spent}: consumers there must settle messages first"
         if not self._held:
             return self._who_should_work()
+        if self._barriers:
+            return self._barriers[0]
         text = f"{count_of(len(self._held))} held: {self._holders()}"
         if all(file.claim is not None and file.claim.of_zmq for file in self._held):
             text += ". A client that wants more than --in-flight of `dropq serve` before it acknowledges gets no more"
         return text
+
+    @cached_property
+    def _barriers(self) -> list[str]:
+        """What each barrier waits for that is handed out, and keeps back all messages behind it."""
+        if not any(file.claim is not None and file.claim.of_barrier for file in self._held):
+            return []
+        waits = barrier.handed_out(self._context, self._held).values()
+        said = (f"{it.detail}: {', '.join(it.holders)}" if it.holders else it.detail for it, _ in waits)
+        return [
+            f"a barrier is handed out, and nothing behind it is delivered until it is settled: {why}" for why in said
+        ]
 
     def _who_should_work(self) -> str:
         """Return what to start where no message is held."""
@@ -537,6 +551,10 @@ class _Snapshot:
             return f"no message is held: start a consumer, or {router}, which moves only what the routes take"
         if servers := self._zmq_servers():
             return f"{' and '.join(servers)} lives, and no consumer takes a message from it: connect one to its socket"
+        if self._context.config.barrier_expression is not None:
+            return (
+                f"no message is held: start a consumer; `dropq browse {self._name} --explain` says if a barrier waits"
+            )
         return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
 
     def _zmq_servers(self) -> list[str]:

@@ -528,6 +528,12 @@ def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[S
     return [*((Shares(context, claim.owner), claim, False) for claim in claimed.values()), *found]
 
 
+def handed_out(context: QueueContext, held: Iterable[MessageFile]) -> dict[str, tuple[Decision, Decision]]:
+    """Return what `Shares.decide` does of each barrier that is handed out, by its claim; `held` is in processing/."""
+    found = begun(context, (file.claim for file in held))
+    return {shares.token: shares.decide(is_shown=is_shown) for shares, claim, is_shown in found if claim is not None}
+
+
 def find_share(context: QueueContext, owner: str) -> tuple[Claim, Shares] | None:
     """Return the share with this claim owner, and what settles it; None if there is none."""
     for shares in all_shares(context):

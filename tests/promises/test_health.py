@@ -279,6 +279,20 @@ def test_too_much_that_waits_is_explained_by_a_pause_or_by_who_works(queue: Queu
     assert "dropq resume q" in health(queue, max_count=0).reasons[0].message
 
 
+def test_what_waits_behind_a_barrier_is_explained_by_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    queue.send("sync", type="sync")
+    queue.send("b")
+    (reason,) = queue.health(max_count=1).reasons
+    assert reason.message.endswith("start a consumer; `dropq browse q --explain` says if a barrier waits")
+    with reopened(queue).subscribe() as one:
+        assert one.receive() is not None
+        waits = f"until it is settled: 1 subscription has not settled its share of it: {one.id}"
+        health = queue.health(max_count=0)
+        (note,), (reason,) = health.notes, health.reasons
+        assert (note.kind, note.message.endswith(waits), reason.message.endswith(waits)) == ("barrier", True, True)
+
+
 def test_one_message_in_error_is_reported_unless_a_limit_allows_it(queue: Queue) -> None:
     fail(queue, 1)
     (reason,) = health(queue).reasons
