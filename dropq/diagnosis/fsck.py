@@ -29,7 +29,7 @@ from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, Que
 from dropq.format.names import DELETED
 from dropq.lifecycle import dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.open_queue import context_of, open_queue
 from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan
 from dropq.storage import reading
 from dropq.storage.failures import error_context
@@ -68,7 +68,8 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     if config is not None:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with error_context(UNFINISHED):
-        examined = ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms())
+        context = context_of(root, name, layout, config or QueueConfig(), store)
+        examined = ExaminedQueue(context, config, root.clock.now_ms())
         found += [*fsck_checks.examine(examined), *staged_checks.examine_staged(examined)]
         found += staged_checks.examine_reassembly(examined)
         found += topic_checks.examine_topic(examined)

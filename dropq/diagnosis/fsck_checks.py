@@ -12,19 +12,19 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dropq.config.schema import QueueConfig
 from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.durations import format_duration
+from dropq.errors import DropqError
 from dropq.format import names
-from dropq.format.claims import is_owner, subscription_of
+from dropq.format.claims import is_owner
 from dropq.format.layout import (
     DOCTOR_PREFIX,
-    DROP_PREFIX,
     FOLDERS,
-    GONE_PREFIX,
     KEEPER,
     PRIVATE,
     SETTLED,
@@ -37,18 +37,22 @@ from dropq.format.layout import (
 )
 from dropq.format.message_file import MessageFile
 from dropq.format.transfers import DESTINATION, GIVEN, is_row, list_name, list_number, sent_list
+from dropq.lifecycle import ages
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.holders import hold_of
-from dropq.lifecycle.reasons import explains
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import refusal
 from dropq.staging import jobs
 from dropq.storage import reading
+from dropq.storage.failures import describe
 from dropq.storage.liveness import Signs
+from dropq.upkeep import leftovers as sweeps
 
 #: Milliseconds since the last change during which somebody may still be at work.
-UNDER_WAY = 3_600_000
+UNDER_WAY = ages.HOUR
 #: Milliseconds without a change after which a send, a job or a script's claim counts as given up.
-ABANDONED = 86_400_000
+ABANDONED = ages.DAY
 
 _SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
@@ -91,12 +95,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class ExaminedQueue:
-    """A queue under examination; `config` is None when it cannot be read, `meta` is the folder of sidecars."""
+    """A queue under examination, which may lack folders; `config` is None when it cannot be read."""
 
-    layout: QueueLayout
+    context: QueueContext
     config: QueueConfig | None
-    meta: str
     now: int
+
+    @property
+    def layout(self) -> QueueLayout:
+        """Where its folders are, or should be."""
+        return self.context.layout
 
     @cached_property
     def ignored(self) -> Callable[[str], object]:
@@ -130,7 +138,7 @@ class ExaminedQueue:
 
 def entries(folder: str, now: int, state: str = "") -> Iterator[Entry]:
     """Yield the entries of a folder, but not a `.keep`, which git needs; a folder that cannot be listed is empty."""
-    try:
+    with _passing_over_closed():
         for entry in reading.entries(folder):
             if entry.name == KEEPER:
                 continue
@@ -139,6 +147,13 @@ def entries(folder: str, now: int, state: str = "") -> Iterator[Entry]:
             except OSError:
                 continue  # RACE: it moved on since the listing
             yield Entry(state, entry.path, status, now - status.st_ctime_ns // 1_000_000)
+
+
+@contextmanager
+def _passing_over_closed() -> Iterator[None]:
+    """Pass over a folder that cannot be listed: that is a finding of its own."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP):
             raise
@@ -288,7 +303,7 @@ def sidecar(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name whose metadata is missing, damaged or closed; in processed/ and expired/ it may be missing."""
     if not entry.file.name.meta:
         return None
-    path = f"{queue.meta}/{entry.file.name.meta}.json"
+    path = f"{queue.context.root.layout.meta}/{entry.file.name.meta}.json"
     if read_table(path) is not None:
         return None
     kind = unread_sidecar(path)
@@ -357,42 +372,43 @@ def working(queue: ExaminedQueue) -> Iterator[Finding]:
         if not jobs.is_job_name(entry.name) or not stat.S_ISDIR(entry.status.st_mode):
             if entry.age > ABANDONED:
                 yield entry.finding("abandoned-send", f"{KINDS['abandoned-send'].says}; unchanged for {entry.aged}")
-        elif entry.name.startswith(DROP_PREFIX) or jobs.has_manifest(entry.path):
-            yield replace(entry, age=jobs.idle_ms(entry.path, queue.now, files=False)).finding_at_rest("unfinished-job")
-        elif jobs.idle_ms(entry.path, queue.now, files=True) > ABANDONED:
+            continue
+        why = ""
+        try:
+            found = jobs.decide(queue.context, entry.path, older_than=ABANDONED / 1000)
+        except (OSError, DropqError) as error:
+            found, why = Decision(False, "committed"), describe(error)  # its manifest cannot be used, or read
+        if found.why != "begun":
+            idle = jobs.idle_ms(entry.path, queue.now, files=False)
+            yield replace(entry, age=idle).finding_at_rest("unfinished-job", why)
+        elif found.allowed:
             yield entry.finding("abandoned-job")
 
 
 def reasons(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find reasons that cannot be read, and reasons of messages that are gone."""
+    """Find reasons that cannot be read."""
     for state in WITH_REASON:
         for entry in queue.entries(f"{queue.layout.reasons}/{state}"):
             if entry.name.startswith("."):
                 continue
-            content = read_table(entry.path)
-            if content is None:
-                if os.path.lexists(entry.path):
-                    yield entry.finding("damaged-reason")
-            elif not explains(queue.layout.folder(state), entry.name, content):
-                yield entry.finding("orphan-reason")
+            if read_table(entry.path) is None and os.path.lexists(entry.path):
+                yield entry.finding("damaged-reason")
 
 
 def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find what dead consumers left in the private folder."""
-    kept = list(queue.entries(queue.layout.held))
-    signs = queue.signs()
-    claimed = {
-        entry.file.claim.owner for entry in queue.entries(queue.layout.processing) if entry.file.claim is not None
-    }
-    for entry in kept:
-        gone = not is_owner(entry.name) or (signs is not None and subscription_of(entry.name) not in signs.known)
-        if entry.name not in claimed and gone:
-            yield entry.finding("leftover")
-    yield from (
-        entry.finding("leftover")
-        for entry in queue.entries(queue.layout.private)
-        if entry.name.startswith(GONE_PREFIX) and entry.age >= UNDER_WAY
-    )
+    """Find what a sweep removes as nothing needs it, or keeps for a day although its holder is dead."""
+    for found in sweeps.leftovers(queue.context, refile=False):
+        with _passing_over_closed():
+            for one in found:
+                if one is None or not one.kind or not (one.is_left() if one.is_dead else one.is_due(queue.context)):
+                    continue
+                if one.kind == "leftover" or read_table(one.path) is not None:  # else it is a damaged reason
+                    yield _about(one.kind, one.path)
+    for entry in queue.entries(queue.layout.held):
+        if not is_owner(entry.name):
+            yield entry.finding(
+                "leftover", "this lies among what consumers hold, and belongs to none: no sweep moves it"
+            )
 
 
 def temporaries(queue: ExaminedQueue) -> Iterator[Finding]:

@@ -23,10 +23,12 @@ from dropq.format.staged import (
     part_of,
     reassembled_from,
 )
-from dropq.lifecycle.claims import committed, is_committed
+from dropq.lifecycle.claims import committed
 from dropq.lifecycle.context import QueueContext
+from dropq.staging import fan_out
 from dropq.staging.fan_out import left_to_owner
 from dropq.storage import reading
+from dropq.upkeep import reassembly
 
 # -- health and explain --------------------------------------------------------------------------------------------
 
@@ -55,7 +57,7 @@ def reassembly_ages(context: QueueContext, now: int) -> Iterator[int]:
     for entry in reading.entries(context.layout.reassembly):
         # RACE: it was put together, or its parts were moved back
         changed = max(reading.changed_ms(path, gone=0) for path in (entry.path, f"{entry.path}/{DRAFT}"))
-        if changed and reassembled_from(entry.name):
+        if changed and reassembly.is_left(context, entry.path):
             yield now - changed
 
 
@@ -101,9 +103,10 @@ def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
         if not os.path.islink(fence):
             strays += [stray.finding("not-staged") for stray in queue.entries(fence)]
         yield from strays
-        if is_committed(entry.path):
+        has_claim = staged.claim in owners
+        if fan_out.decide(queue.context, entry.path, has_claim=has_claim).why == "committed":
             yield entry.finding_at_rest("unfinished-commit")
-        elif staged.claim not in owners and not strays and reading.exists(entry.path):
+        elif not has_claim and not strays and reading.exists(entry.path):
             yield entry.finding_at_rest("leftover")
 
 
@@ -117,8 +120,9 @@ def examine_reassembly(queue: ExaminedQueue) -> Iterator[Finding]:
             continue
         found = list(queue.entries(entry.path))
         yield from (stray.finding("not-staged") for stray in found if _is_no_part(stray))
-        at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
-        yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
+        if reassembly.is_left(queue.context, entry.path):
+            at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
+            yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
 
 
 def _is_no_part(entry: Entry) -> bool:

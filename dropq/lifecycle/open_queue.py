@@ -107,7 +107,13 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     with error_context(f"queue {name} cannot be opened"):
         reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
     config = load_queue(name, root.config, root.layout.config_file, layout)
-    store = storage_of(config, layout.base)
+    return context_of(root, name, layout, config, storage_of(config, layout.base), public=public)
+
+
+def context_of(
+    root: RootContext, name: str, layout: QueueLayout, config: QueueConfig, store: Storage, *, public: object = None
+) -> QueueContext:
+    """Return the context of a queue that may not be whole, which `open_queue` makes sure of."""
     sidecars = Sidecars(
         root.layout.meta,
         store,
@@ -116,7 +122,6 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         queue=layout.private,
         name_budget=layout.name_budget,
     )
-    reasons = Reasons(layout.reasons, store)
     return QueueContext(
         root=root,
         name=name,
@@ -125,7 +130,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         config=config,
         storage=store,
         sidecars=sidecars,
-        reasons=reasons,
+        reasons=Reasons(layout.reasons, store),
         settling=Settling(layout.target, config.settle_time, root.clock, root.timing),
     )
 

@@ -114,13 +114,16 @@ class Reasons:
             name, since=since, delivery_count=_count(reason.get("delivery")), cancels=_count(reason.get("cancels"))
         )
 
-    def unmatched(self, state: str) -> Iterator[str | None]:
+    def unmatched(self, state: str, *, refile: bool = True) -> Iterator[str | None]:
         """Yield the paths of reasons that match no file, and None for each file looked at meanwhile.
 
-        Reasons that are still filed by an inode are filed by the name if their files are there, and not yielded.
+        Reasons that are still filed by an inode are not yielded if their files are there.
 
         RACE: a reason is written before its file arrives. So reasons are listed first, and the file of a young reason
         may still arrive.
+
+        Args:
+            refile: file these by the name.
         """
         unmatched = set[str]()
         for entry in entries(f"{self.folder}/{state}"):
@@ -139,29 +142,24 @@ class Reasons:
             return  # a state folder that is missing proves nothing
         for name in unmatched:
             path = f"{self.folder}/{state}/{name}"
-            yield None if unexplained and self._try_to_refile(state, path) else path
+            try:
+                yield None if unexplained and not self.explains_nothing(state, path, refile=refile) else path
+            except OSError as error:
+                log.warning("%s is not matched to its file until the next sweep: %s", path, describe(error))
 
-    def _try_to_refile(self, state: str, path: str) -> bool:
-        try:
-            return self.refile(state, path)
-        except OSError as error:
-            log.warning("%s is not matched to its file until the next sweep: %s", path, describe(error))
-            return True
-
-    def refile(self, state: str, path: str) -> bool:
-        """File a reason by the name of the file that it is about; return False if no such file is there."""
+    def explains_nothing(self, state: str, path: str, *, refile: bool) -> bool:
+        """Return whether the file of a reason is gone, or has another reason; `refile` as of `unmatched`."""
         content = _content(path)
         if content is None or not explains(f"{_base(self.folder)}/{state}", os.path.basename(path), content):
-            return False
-        destination = self.path(state, str(content["name"]), None)
-        if path == destination:
             return True
+        destination = self.path(state, str(content["name"]), None)
         number = inode_or_none(f"{_base(self.folder)}/{state}/{content['name']}")
-        if content.get("inode") != number and exists(destination):
-            return False  # the file has another reason
-        with suppress(FileNotFoundError):  # RACE: who moved the file was first, or has taken it out again
-            self._storage.replace(path, destination)
-        return True
+        if path != destination and content.get("inode") != number and exists(destination):
+            return True
+        if refile and path != destination:
+            with suppress(FileNotFoundError):  # RACE: who moved the file was first, or has taken it out again
+                self._storage.replace(path, destination)
+        return False
 
     @contextmanager
     def _logging(self, path: str, outcome: str) -> Iterator[None]:

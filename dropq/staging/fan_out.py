@@ -40,6 +40,7 @@ from dropq.format.staged import (
 from dropq.lifecycle import ages, naming
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
 from dropq.lifecycle.settlement import Claims
 from dropq.staging.destinations import (
@@ -630,18 +631,36 @@ def sweep(context: QueueContext) -> Rolled:
     return rolled
 
 
-def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: Rolled) -> None:
+def decide(context: QueueContext, folder: str, *, has_claim: bool) -> Decision:
+    """Return whether a sweep goes on with a staged folder, or clears it, and in which state it is.
+
+    It is `committed`, or its holder, whose claim is there, may yet commit it (`claimed`). Else it was `dropped`, or
+    nothing is in it (`empty`), or nobody will commit what was `staged`.
+    """
     if is_committed(folder):
-        _go_on(context, folder, rolled)
-        return
+        return Decision(True, "committed")
     if is_dropped(folder):
-        _clear_dropped(context, folder, has_claim=has_claim)
-        return
+        return Decision(not has_claim and context.age_ms(f"{folder}/{WHOLE}") > ages.FENCE, "dropped")
     if has_claim:
-        return
+        return Decision(False, "claimed")
     if not any(map(is_part, reading.names_in(folder))):
+        return Decision(context.age_ms(folder) > ages.EMPTY_STAGED, "empty")
+    return Decision(True, "staged")
+
+
+def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: Rolled) -> None:
+    found = decide(context, folder, has_claim=has_claim)
+    if found.why == "committed":
+        _go_on(context, folder, rolled)
+    elif found.why == "dropped":
+        _clear_dropped(context, folder, wholly=found.allowed)
+    elif found.allowed and found.why == "empty":
         _clear_empty(context, folder)
-        return
+    elif found.allowed:
+        _drop(context, folder, rolled)
+
+
+def _drop(context: QueueContext, folder: str, rolled: Rolled) -> None:
     try:
         # RACE: with its holder's commit, if that is alive: whichever has the name `whole` first decides.
         context.storage.fence(f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder)), context.layout.private)
@@ -650,7 +669,7 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
             _go_on(context, folder, rolled)
         return
     rolled.dropped += 1
-    _clear_dropped(context, folder, has_claim=False)
+    _clear_dropped(context, folder, wholly=False)
 
 
 def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:
@@ -660,14 +679,17 @@ def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:
         rolled.refuse(folder, "a part of it cannot be moved, as the log says")
 
 
-def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> None:
-    """Empty a dropped folder but for its fence; after a day remove both, unless the claim is still there.
+def _clear_dropped(context: QueueContext, folder: str, *, wholly: bool) -> None:
+    """Empty a dropped folder but for its fence; remove both `wholly` after a day, unless the claim is still there.
 
     RACE: without the fence a holder that has its claim could commit the empty folder.
     """
-    for file in reading.names_in(folder) - {WHOLE}:
+    files = reading.names_in(folder) - {WHOLE}
+    ours = {file for file in files if is_part(file) or is_reason(file)}
+    for file in ours:
         context.storage.unlink(f"{folder}/{file}")
-    if not has_claim and context.age_ms(f"{folder}/{WHOLE}") > ages.FENCE:
+    # What belongs to no commit stays, and keeps the folder; fsck reports it.
+    if files == ours and wholly:
         fence = f"{folder}/{WHOLE}"
         if reading.regular_size(fence) is None:
             context.storage.remove_folder(fence)
@@ -677,9 +699,7 @@ def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> No
 
 
 def _clear_empty(context: QueueContext, folder: str) -> None:
-    """Remove a folder without parts that is old enough: what was in it was moved, or its holder makes another."""
-    if context.age_ms(folder) <= ages.EMPTY_STAGED:
-        return
+    """Remove a folder without parts: what was in it was moved, or its holder makes another."""
     for file in filter(is_reason, reading.names_in(folder)):  # a process died between a reason and its part
         context.storage.unlink(f"{folder}/{file}")
     try:

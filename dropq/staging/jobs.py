@@ -28,6 +28,7 @@ from dropq.format.escapes import encode
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX, STATES
 from dropq.lifecycle import ages, naming
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import into_target, sent_to
 from dropq.storage import reading
@@ -440,27 +441,42 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
 def _sweep_job(
     context: QueueContext, folder: str, report: JobsReport, older_than: float | None, stalled_for: float
 ) -> None:
-    if _manifest(folder) is not None:
-        stalled = idle_ms(folder, context.clock.now_ms(), files=False) >= stalled_for * 1000
-        report.finished += stalled and finish(context, folder)
+    found = decide(context, folder, older_than=older_than, stalled_for=stalled_for)
+    if not found.allowed:
         return
-    name = os.path.basename(folder)
-    if (
-        name.startswith(DROP_PREFIX)
-        or _is_sent(context, _key(name))  # a task of the sent job came too late
-        or _is_abandoned(context, folder, older_than)
-    ):
-        sent = _drop(context, folder)
-        report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
+    if found.why == "committed":
+        report.finished += finish(context, folder)
+        return
+    sent = _drop(context, folder)
+    report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
 
 
-def _is_abandoned(context: QueueContext, folder: str, older_than: float | None) -> bool:
-    """Return whether a job that is not committed has been idle for long enough to be dropped."""
-    if older_than is None:
-        return False
+def decide(context: QueueContext, folder: str, *, older_than: float | None = None, stalled_for: float = 0) -> Decision:
+    """Return whether a sweep brings a job in order, which is `committed`, `dropped`, `sent` before, or only `begun`.
+
+    A task of a job that was sent before came too late.
+
+    Args:
+        folder: the job's.
+        older_than, stalled_for: as of `sweep`.
+
+    Raises:
+        DropqError: its manifest cannot be used.
+    """
     now = context.clock.now_ms()
+    if _manifest(folder) is not None:
+        return Decision(idle_ms(folder, now, files=False) >= stalled_for * 1000, "committed")
+    name = os.path.basename(folder)
+    if name.startswith(DROP_PREFIX):
+        return Decision(True, "dropped")
+    if _is_sent(context, _key(name)):
+        return Decision(True, "sent")
     # The folders alone show that most jobs are active; only for the others it takes a look at each file.
-    return all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True))
+    return Decision(
+        older_than is not None
+        and all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True)),
+        "begun",
+    )
 
 
 def _is_sent(context: QueueContext, key: str) -> bool:

@@ -21,25 +21,33 @@ from dropq.policies.selectors import LAST
 from dropq.staging import destinations
 from dropq.storage import liveness, reading
 
-#: A private file, or a folder of such files, and what removes it if nothing needs it; that returns whether it did.
-Leftover = tuple[str, Callable[[], int]]
 
+class Leftover(NamedTuple):
+    """A private file, or folder, that may be left over: sweeps remove it then, and fsck shows it.
 
-def leftovers(context: QueueContext) -> Iterator[Leftover]:
-    """Yield what may be a leftover."""
-    layout = context.layout
-    for kind in KINDS:
-        for entry in reading.entries(getattr(layout, kind.folder)):
-            yield entry.path, partial(_remove_old, context, kind, entry)
-    yield layout.turns, partial(fair_share.clear, context, liveness.known(layout.consumers))
-    yield from _held(context)
-    for state in WITH_REASON:
-        for path in context.reasons.unmatched(state):
-            yield path or layout.reasons, partial(_remove_reason, context, state, path)
+    Attributes:
+        path: where it lies.
+        age: how old it must be, in ms; a younger one may be needed yet.
+        is_left: returns whether nothing needs it, if it is that old.
+        remove: removes it; returns how many files or folders went.
+        kind: the kind of finding that it is; "" for what fsck does not show, or shows as another kind.
+        is_dead: whether it is surely left over when it is younger, too, and is only kept so long.
+    """
+
+    path: str
+    age: int
+    is_left: Callable[[], bool]
+    remove: Callable[[], int]
+    kind: str = ""
+    is_dead: bool = False
+
+    def is_due(self, context: QueueContext) -> bool:
+        """Return whether a sweep removes it now."""
+        return not (self.age and context.age_ms(self.path) <= self.age) and self.is_left()
 
 
 class Kind(NamedTuple):
-    """What may lie in a folder of a queue: `remove` takes it away, once it is older than `age` ms, if nothing needs it.
+    """What may lie in a folder of a queue: the fields of `Leftover`, of an entry of the folder.
 
     Its `row` is that in *What is removed* of docs/protocol.md.
     """
@@ -47,90 +55,120 @@ class Kind(NamedTuple):
     row: str
     folder: str
     age: int
+    is_left: Callable[[QueueContext, os.DirEntry[str]], bool]
     remove: Callable[[QueueContext, os.DirEntry[str]], int]
+    kind: str = "leftover"
+
+    def of(self, context: QueueContext, entry: os.DirEntry[str]) -> Leftover:
+        """Return what an entry may be."""
+        is_left, remove = partial(self.is_left, context, entry), partial(self.remove, context, entry)
+        return Leftover(entry.path, self.age, is_left, remove, self.kind)
 
 
-def _remove_old(context: QueueContext, kind: Kind, entry: os.DirEntry[str]) -> int:
-    is_young = kind.age and context.age_ms(entry.path) <= kind.age
-    return 0 if is_young else kind.remove(context, entry)
+def leftovers(context: QueueContext, *, refile: bool = True) -> Iterator[Iterator[Leftover | None]]:
+    """Yield what may be left over, by its place; None for each file that is looked at meanwhile.
+
+    Args:
+        refile: file reasons by the names of their files, where their inodes alone find them.
+    """
+    for kind in KINDS:
+        yield (kind.of(context, entry) for entry in reading.entries(getattr(context.layout, kind.folder)))
+    yield _credits(context)
+    yield _turns(context)
+    yield _held(context)
+    for state in WITH_REASON:
+        yield _reasons(context, state, refile=refile)
 
 
-def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    if not entry.name.startswith(GONE_PREFIX):
-        return False
-    context.storage.remove_tree(entry.path)
-    return True
+def _turns(context: QueueContext) -> Iterator[Leftover]:
+    clear = partial(fair_share.clear, context, liveness.known(context.layout.consumers))
+    yield Leftover(context.layout.turns, 0, lambda: True, clear)
 
 
-def _remove_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    """Remove the file of a receiver that is gone, or a draft of such a file."""
-    is_draft, root = entry.name.startswith("."), context.root.layout.path
-    if not context.layout.is_topic or (not is_draft and destinations.is_needed(root, context.layout, entry.name)):
-        return False
+def _reasons(context: QueueContext, state: str, *, refile: bool) -> Iterator[Leftover | None]:
+    for path in context.reasons.unmatched(state, refile=refile):
+        if path is None:
+            yield None
+            continue
+        is_left = partial(context.reasons.explains_nothing, state, path, refile=refile)
+        remove = partial(context.storage.unlink, path)
+        yield Leftover(path, ages.LEFTOVER, is_left, remove, "orphan-reason", is_dead=True)
+
+
+def _unlink(context: QueueContext, entry: os.DirEntry[str]) -> int:
     return context.storage.unlink(entry.path)
 
 
-def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    """Remove a sign of life that never appeared, or that has another mount's lock while its subscription holds nothing.
+def _remove_tree(context: QueueContext, entry: os.DirEntry[str]) -> int:
+    context.storage.remove_tree(entry.path)
+    return 1
+
+
+def _is_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(GONE_PREFIX)
+
+
+def _is_of_no_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is the file of a receiver that is gone, or a draft of such a file."""
+    is_draft, root = entry.name.startswith("."), context.root.layout.path
+    return context.layout.is_topic and (is_draft or not destinations.is_needed(root, context.layout, entry.name))
+
+
+def _is_sign_of_nobody(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Return whether a sign of life never appeared, or has another mount's lock, and its subscription holds nothing.
 
     A subscription that is alive all the same makes it again before its next claim.
     """
     if entry.name.startswith(".nfs"):
         return False
-    if not entry.name.startswith("."):
-        if liveness.is_verifiable(context.layout.consumers, entry.name):
-            return False
-        if claims_of(context, entry.name) or entry.name in barrier.sharers(context):
-            return False
-    return context.storage.unlink(entry.path)
+    return entry.name.startswith(".") or not (
+        liveness.is_verifiable(context.layout.consumers, entry.name)
+        or claims_of(context, entry.name)
+        or entry.name in barrier.sharers(context)
+    )
 
 
-def _remove_stream(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    if not entry.is_dir(follow_symlinks=False):
-        return False
-    if any(context.age_ms(each.path) <= ages.STREAM for each in reading.entries(entry.path)):
-        return False
-    context.storage.remove_tree(entry.path)
+def _is_old_stream(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and all(
+        context.age_ms(each.path) > ages.STREAM for each in reading.entries(entry.path)
+    )
+
+
+def _is_old_ack(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    return early_acks.is_over(context, entry.name)  # RACE: an ack that is given again at this moment may go, too
+
+
+def _is_unfinished(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Return whether it is a small file whose writer was killed before the file had its own name."""
+    return bool(UNFINISHED.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
+
+
+def _credits(context: QueueContext) -> Iterator[Leftover]:
+    """Yield the unfinished files beside credits, and the folders of credits; a credit is removed by an audit alone."""
+    if os.path.islink(context.layout.credits):
+        return
+    for folder in reading.entries(context.layout.credits):
+        if is_token(folder.name) and folder.is_dir(follow_symlinks=False):
+            yield from (UNFINISHED_FILE.of(context, entry) for entry in reading.entries(folder.path))
+            yield FOLDER_OF_CREDITS.of(context, folder)
+
+
+def _remove_credits(context: QueueContext, folder: os.DirEntry[str]) -> bool:
+    # RACE: a router with a selector's file that was put back makes the folder and the mark again, under the same lock.
+    with PolicyLock(context).held(lambda: None) as locked:
+        if not locked or not _is_of_no_selector(context, folder):
+            return False
+        context.storage.unlink(f"{folder.path}/{LAST}")
+        context.storage.remove_folder(folder.path)
     return True
 
 
-def _remove_ack(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    # RACE: an ack that is given again at this moment may go, too.
-    return early_acks.is_over(context, entry.name) and context.storage.unlink(entry.path)
-
-
-def _remove_unfinished(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    """Remove a small file whose writer was killed before the file had its own name."""
-    is_one = UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-    return bool(is_one) and context.storage.unlink(entry.path)
-
-
-def _clear_credits(context: QueueContext, folder: os.DirEntry[str]) -> int:
-    """Remove unfinished files beside the credits of a token; remove the folder if no selector has the token any more.
-
-    No credit is removed: that is for a credit audit.
-    """
-    is_link = os.path.islink(context.layout.credits) or not folder.is_dir(follow_symlinks=False)
-    if is_link or not is_token(folder.name):
-        return 0
-    removed = sum(_remove_old(context, UNFINISHED_FILE, entry) for entry in reading.entries(folder.path))
-    if context.age_ms(folder.path) <= ages.LEFTOVER or _may_be_needed(context, folder):
-        return removed
-    # RACE: a router with a selector's file that was put back makes the folder and the mark again, under the same lock.
-    with PolicyLock(context).held(lambda: None) as locked:
-        if not locked or _may_be_needed(context, folder):
-            return removed
-        context.storage.unlink(f"{folder.path}/{LAST}")
-        context.storage.remove_folder(folder.path)
-    return removed + 1
-
-
-def _may_be_needed(context: QueueContext, folder: os.DirEntry[str]) -> bool:
-    """Return whether a folder of credits has more than the mark in it, or a selector's file has its token."""
+def _is_of_no_selector(context: QueueContext, folder: os.DirEntry[str]) -> bool:
+    """Return whether a folder of credits has at most the mark in it, and no selector's file has its token."""
     if reading.names_in(folder.path) - {LAST}:
-        return True
+        return False
     files = (entry for entry in reading.entries(context.layout.selectors) if entry.is_file())
-    return any(token_in(reading.read_small(file.path) or b"") == folder.name for file in files)
+    return not any(token_in(reading.read_small(file.path) or b"") == folder.name for file in files)
 
 
 def _held(context: QueueContext) -> Iterator[Leftover]:
@@ -141,32 +179,27 @@ def _held(context: QueueContext) -> Iterator[Leftover]:
     claimed = {claim.owner for claim in claims_in(context)} if kept else set()
     known = liveness.known(context.layout.consumers) if kept else frozenset()
     for entry in kept:
-        if is_owner(entry.name) and entry.name not in claimed:
-            remove = _remove_empty if subscription_of(entry.name) in known else _remove_held
-            yield entry.path, partial(remove, context, entry)
+        if not is_owner(entry.name) or entry.name in claimed:
+            continue
+        if subscription_of(entry.name) in known:
+            yield EMPTY_HELD.of(context, entry)
+        else:
+            # What was delivered at most once, without a history, stays for a day: its holder may yet read it.
+            age, remove = ages.LEFTOVER * _holds_the_only_copy(entry), partial(_remove_tree, context, entry)
+            yield Leftover(entry.path, age, lambda: True, remove, "leftover", is_dead=True)
 
 
-def _remove_held(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    """Remove what a dead consumer held.
-
-    What was delivered at most once, without a history, stays for a day: its holder may yet read it.
-    """
-    if _holds_the_only_copy(entry) and context.age_ms(entry.path) <= ages.LEFTOVER:
-        return False
-    context.storage.remove_tree(entry.path)
-    return True
+def _is_empty(context: QueueContext, folder: os.DirEntry[str]) -> bool:
+    return folder.is_dir(follow_symlinks=False) and not reading.names_in(folder.path)
 
 
 def _remove_empty(context: QueueContext, folder: os.DirEntry[str]) -> bool:
-    """Remove a folder that has been empty for a while; return False for any other.
+    """Remove a folder that is empty; return False for any other.
 
     RACE: its holder may be about to put a message there, if it was stopped for an hour in between: then that is
     refused, and the message goes back.
     """
     try:
-        is_folder = folder.is_dir(follow_symlinks=False)
-        if not is_folder or context.age_ms(folder.path) <= ages.EMPTY_HELD or reading.names_in(folder.path):
-            return False
         context.storage.remove_folder(folder.path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -184,28 +217,21 @@ def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:
         return False  # RACE: its reader, or another sweep, removed it
 
 
-def _remove_reason(context: QueueContext, state: str, path: str | None) -> bool:
-    """Remove the reason of a file that is gone; in a copied root, file it by its file's new inode."""
-    if path is None or context.age_ms(path) <= ages.LEFTOVER or context.reasons.refile(state, path):
-        return False
-    return context.storage.unlink(path)
-
-
-UNFINISHED_FILE = Kind("`.gone-*`", "selectors", ages.LEFTOVER, _remove_unfinished)
+UNFINISHED_FILE = Kind("`.gone-*`", "selectors", ages.LEFTOVER, _is_unfinished, _unlink, "")
+FOLDER_OF_CREDITS = Kind("`credits/TOKEN/`", "credits", ages.LEFTOVER, _is_of_no_selector, _remove_credits)
+EMPTY_HELD = Kind("`held/OWNER/`", "held", ages.EMPTY_HELD, _is_empty, _remove_empty)
 
 #: What lies under the names of folders of the queue.
 KINDS = (
-    Kind("`.gone-*`", "private", ages.LEFTOVER, _remove_given_up_name),
-    Kind("`consumers/CLIENT-RANDOM`", "consumers", ages.LEFTOVER, _remove_sign_of_life),
-    Kind("`streams/STREAM/`", "streams", ages.STREAM, _remove_stream),
-    Kind("`acks/ID`", "acks", 0, _remove_ack),
+    Kind("`.gone-*`", "private", ages.LEFTOVER, _is_given_up_name, _remove_tree),
+    Kind("`consumers/CLIENT-RANDOM`", "consumers", ages.LEFTOVER, _is_sign_of_nobody, _unlink),
+    Kind("`streams/STREAM/`", "streams", ages.STREAM, _is_old_stream, _remove_tree),
+    Kind("`acks/ID`", "acks", 0, _is_old_ack, _unlink, ""),
     UNFINISHED_FILE,
-    Kind("`credits/TOKEN/`", "credits", 0, _clear_credits),
-    Kind("`receivers/TOKEN`", "receivers", ages.LEFTOVER, _remove_receiver),
+    Kind("`receivers/TOKEN`", "receivers", ages.LEFTOVER, _is_of_no_receiver, _unlink),
 )
 #: How old leftovers are, by their rows in *What is removed*.
-AGES = {kind.row: (kind.age,) for kind in KINDS if kind.age} | {
-    "`credits/TOKEN/`": (ages.LEFTOVER,),
+AGES = {kind.row: (kind.age,) for kind in (*KINDS, FOLDER_OF_CREDITS) if kind.age} | {
     "`held/OWNER/`": (ages.EMPTY_HELD, ages.LEFTOVER),
     "reasons": (ages.LEFTOVER,),
 }

@@ -299,10 +299,16 @@ def sweep(context: QueueContext) -> tuple[int, int]:
     return done, refused
 
 
+def is_left(context: QueueContext, folder: str) -> bool:
+    """Return whether nobody puts parts together in a folder any more, so that a sweep goes on, or moves them back."""
+    is_one = reassembled_from(os.path.basename(folder)) is not None
+    return is_one and (folder.endswith(BACK) or not _may_live(context, f"{folder}/{ALIVE}", folder))
+
+
 def _settle_dead(context: QueueContext, folder: str) -> bool:
     """Bring a folder in order; return False if the process may be alive that made it."""
     state = reassembled_from(os.path.basename(folder))
-    if state is None or (not folder.endswith(BACK) and _may_live(context, f"{folder}/{ALIVE}", folder)):
+    if state is None or not is_left(context, folder):
         return False
     _settle(context, folder, state)
     return True

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, fields
 from enum import Flag, auto
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from dropq.carrier.carriers import carrier_of, noting
@@ -430,10 +431,11 @@ def _expire(sweep: Sweep) -> Iterator[None]:
 
 
 def _clear_leftovers(sweep: Sweep) -> Iterator[None]:
-    for path, remove in leftovers.leftovers(sweep.context):
+    for found in chain.from_iterable(leftovers.leftovers(sweep.context)):
         yield
-        with sweep.passing_over(path):
-            sweep.report.leftovers += remove()
+        with nullcontext() if found is None else sweep.passing_over(found.path):
+            if found is not None and found.is_due(sweep.context):
+                sweep.report.leftovers += found.remove()
 
 
 def _destroy_alone(sweep: Sweep) -> None:

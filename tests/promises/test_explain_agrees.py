@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections import Counter
@@ -15,11 +16,13 @@ from helpers import FRESH, Clock, add_route, arrive, base, drop, make_queue, tim
 
 from dropq import LeaseLost, Message, Queue, QueueFull, Root
 from dropq.diagnosis.explain import Explanation
+from dropq.diagnosis.fsck_kinds import KINDS
 from dropq.policies.send_limits import MustWait, SendLimits
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
 from dropq.routing.forecast import Forecast
-from dropq.storage import liveness
+from dropq.staging import jobs
+from dropq.storage import liveness, reading
 
 #: A consumer waits for nobody's turn, and none is passed over.
 PATIENT = replace(FRESH, turn_patience=1000, turns_wait=0)
@@ -364,3 +367,158 @@ def test_a_send_is_refused_when_what_is_shown_says_so(tmp_path: Path, seed: int)
         outcome = "takes what is sent to other" if is_there else "sends are refused"
     assert outcome in notes.get(kind, ""), notes
     assert kind == next((limit for limit in ("write-lock", "full") if limit in notes), ""), (outcome, notes)
+
+
+# -- what crashes leave --------------------------------------------------------------------------------------------
+
+#: What fsck says of what a sweep removes or finishes, without an option.
+SWEPT = ("leftover", "orphan-reason", "unfinished-job", "unfinished-commit", "unfinished-join")
+DAY = 86_400
+
+
+class Wreck:
+    """A queue in whose private folders chance leaves things of all ages."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.clock = Clock()
+        self.queue = make_queue(folder, clock=self.clock, timing=FRESH)
+        self.count = 0
+        self.planted: dict[str, int] = {}
+
+    @property
+    def there(self) -> set[str]:
+        """What was planted and is there yet; a reason may be filed by the name of its message meanwhile."""
+        filed = {entry.inode() for entry in reading.entries(f"{self.queue.layout.reasons}/error")}
+        found = {
+            path: os.path.lexists(path) or ("/reasons/" in path and inode in filed)
+            for path, inode in self.planted.items()
+        }
+        self.planted = {path: inode for path, inode in self.planted.items() if found[path]}  # its inode is another's
+        return set(self.planted)
+
+    def write(self, path: str, body: bytes = b"x") -> Path:
+        """Write a file in the private folder."""
+        file = Path(self.queue.layout.private, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(body)
+        return file
+
+    def plant(self) -> None:
+        """Leave something, and let time pass."""
+        self.count += 1
+        plants = [self.in_held, self.in_private, self.reason, self.staged, self.join, self.job, self.credits]
+        plant = self.chance.choice(plants)
+        path = plant(f"{self.count:010}")
+        self.planted[str(path)] = path.stat().st_ino
+        self.clock.advance(self.chance.choice([0, 0, 30, 90, 4000, 90_000]))
+
+    def in_held(self, word: str) -> Path:
+        """What a dead consumer, or a claimed one, or somebody else has in held/."""
+        who = self.chance.choice([f"gone-{word}-1", f"gone-{word}-1", f"claimed-{word}-1", f"notes-{self.count}"])
+        file = self.write(f"held/{who}/4.x.B")
+        if who.startswith("claimed"):
+            Path(self.queue.layout.processing, f"{who},{self.clock.ms + 10**9},1~4.h{word}.B").write_bytes(b"x")
+        how = self.chance.randrange(3)
+        if how == 0:
+            os.link(file, Path(self.queue.layout.processed, f"4.l{word}.B"))
+        elif how == 1:
+            file.unlink()
+        return file.parent
+
+    def in_private(self, word: str) -> Path:
+        """What lies by itself in a folder."""
+        paths = [f".gone-{word}", f"streams/{word}/1.json", f"consumers/.half-{word}", f"consumers/afar-{word}"]
+        path = self.write(self.chance.choice(paths), b"another mount\n")
+        if path.name.startswith("afar") and self.chance.random() < 0.5:
+            claim = f"{path.name}-1,{self.clock.ms + 10**9},1~4.f{word}.B"
+            Path(self.queue.layout.processing, claim).write_bytes(b"x")
+        return path.parent if path.name == "1.json" else path
+
+    def reason(self, word: str) -> Path:
+        """A reason of a message that is there, or gone, filed in either way; or one that is damaged."""
+        name, reasons = f"4.17953830{word[-8:]}000-{word}.B", self.queue.context.reasons
+        message, folder = Path(self.queue.layout.folder("error"), name), Path(self.queue.layout.reasons, "error")
+        message.write_bytes(b"x")
+        before = set(folder.iterdir()) if folder.exists() else set()
+        inode = message.stat().st_ino
+        reasons.record("error", name, inode + self.chance.choice([0, 0, 1]), {"reason": "rejected"})
+        path = reasons.path("error", name, inode)
+        if self.chance.random() < 0.6 and os.path.exists(path):
+            reasons.keep("error", name, inode)
+        if self.chance.random() < 0.6:
+            message.unlink()
+        (newest,) = set(folder.iterdir()) - before
+        if self.chance.random() < 0.2:
+            newest.write_bytes(b"[")
+        return newest
+
+    def staged(self, word: str) -> Path:
+        """A folder of a commit: with parts, empty, dropped or committed; its claim is there or not."""
+        chance, name = self.chance, f"4.s{word}.B"
+        folder = Path(self.queue.layout.staged, f"{word}-1.0123ab,unlink~{name}")
+        folder.mkdir(parents=True)
+        if chance.random() < 0.6:
+            self.write(f"staged/{folder.name}/0,error~4.p{word}.B")
+        how = chance.choice(["claimed", "dropped", "committed", "", "", "stray"])
+        if how == "claimed":
+            Path(self.queue.layout.processing, f"x-{word}-1,{self.clock.ms + 10**9},1~{name}").write_bytes(b"x")
+        elif how == "dropped":
+            self.write(f"staged/{folder.name}/whole", os.fsencode(folder.name))
+        elif how == "committed":
+            self.write(f"staged/{folder.name}/whole", b"body")
+        elif how == "stray":
+            return self.write(f"staged/{folder.name}/notes.txt")
+        return folder
+
+    def join(self, word: str) -> Path:
+        """A folder in which parts are put together: before or after the commit, by a dead process or a live one."""
+        folder = Path(self.queue.layout.reassembly, f"error,{word[-16:]:0>16}")
+        self.write(f"reassembly/{folder.name}/4.j{word}.B.....JMS_dropq_firstI=2")
+        if self.chance.random() < 0.7:
+            self.write(f"reassembly/{folder.name}/.draft")
+        return folder
+
+    def job(self, word: str) -> Path:
+        """A job that was begun, committed, dropped or sent before, or has a damaged manifest."""
+        chance, started = self.chance, jobs.Job(self.queue.context, f"job{word}")
+        started.begin()
+        attempt = started.attempt("0")
+        Path(attempt.folder, f"4.b{word}.B").write_bytes(b"x")
+        how = chance.choice(["begun", "committed", "dropped", "sent", "damaged"])
+        if how == "committed":
+            listed = {"job": started.id, "attempts": {os.path.basename(attempt.folder): [f"4.b{word}.B"]}}
+            Path(started.folder, jobs.MANIFEST).write_text(json.dumps(listed))
+        elif how == "damaged":
+            Path(started.folder, jobs.MANIFEST).write_bytes(b"{")
+        elif how == "dropped":
+            return Path(started.folder).rename(Path(self.queue.layout.working, f".drop-job{word}-0123456789ab"))
+        elif how == "sent":
+            self.write(f"ledger/job{word}.json", b"{}")
+        return Path(started.folder)
+
+    def credits(self, word: str) -> Path:
+        """The folder of the credits of a selector that is gone."""
+        return self.write(f"credits/{word[-6:]}/.last").parent
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_fsck_leaves_to_sweeps_is_what_they_remove(tmp_path: Path, seed: int) -> None:
+    wreck = Wreck(tmp_path, seed)
+    for _ in range(6):
+        for _ in range(3):
+            wreck.plant()
+        before = wreck.there
+        found = {finding.path: finding for finding in wreck.queue.fsck()}
+        says = "\n".join(f"  {one.kind} {path}: {one.detail}" for path, one in found.items())
+        swept = [KINDS[kind].says.replace("QUEUE", "q") for kind in SWEPT]
+        told = {path for path, one in found.items() if any(text in one.detail for text in swept)}
+        told |= {path for path, one in found.items() if one.kind == "damaged-reason"}
+        wreck.queue.sweep()
+        gone = before - wreck.there
+        assert gone <= told, (gone - told, says)
+        for path in (told & before) - gone:
+            one, age = found[path], wreck.clock.ms - reading.changed_ms(path)
+            is_kept = age <= DAY * 1000 and "after a day" in one.detail
+            is_fenced = "/staged/" in path and os.listdir(path) == ["whole"]  # from now on for a day
+            assert one.kind in ("under-way", "damaged-reason") or is_kept or is_fenced, (path, says)

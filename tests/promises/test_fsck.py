@@ -628,6 +628,21 @@ def test_what_a_sweep_brings_in_order_names_the_command_that_does(
     assert kind not in kinds(examined(queue))
 
 
+def test_what_lies_beside_staged_parts_and_belongs_to_no_commit_outlives_every_sweep(
+    queue: Queue, clock: Clock
+) -> None:
+    folder = staged_by_the_dead(queue)
+    write(notes := folder / "notes.txt")
+    for _ in range(3):
+        clock.advance(2 * DAY)
+        assert [(found.kind, found.path) for found in queue.fsck()] == [("not-staged", str(notes))]
+        assert queue.sweep().refused == 0
+    assert not (folder / "0,error~4.x-1.B").exists()
+    queue.fsck(repair=True)
+    queue.sweep()
+    assert not folder.exists()
+
+
 def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock, elsewhere: Path) -> None:
     (base(queue) / "error").rmdir()
     (base(queue) / "error").symlink_to(elsewhere)
