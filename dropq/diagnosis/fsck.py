@@ -27,7 +27,7 @@ from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
-from dropq.lifecycle import dead_letters, ephemeral
+from dropq.lifecycle import ages, dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.open_queue import context_of, open_queue
 from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan
@@ -39,16 +39,12 @@ __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 
 #: What an error says when something cannot be listed.
 UNFINISHED = "the rest was not checked, and nothing was changed"
-#: The folder of a root's topics, and the folder of a topic's subscriptions.
 #: What a DropboxMQ leaves of the temporary queue, or topic, of a request.
 _OF_REQUEST = re.compile(r"temp-.+\.deleted-[0-9]+")
-_TOPICS, _SUBSCRIPTIONS = "topic-root", ".subscriptions"
 #: Folders of a root that are no queues and belong there.
-_KNOWN = ("dropboxmq", _TOPICS)
+_KNOWN = ("dropboxmq", TOPIC_ROOT)
 #: A command for a queue in the sentence of a kind of finding.
 _OF_QUEUE = re.compile("(`dropq [a-z]+ )QUEUE")
-_HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
-_HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
 
 
 def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]:
@@ -151,12 +147,8 @@ def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
     """Find folders that are no queues, and what is left of queues that were half made or half deleted."""
     known = {*queues(root), *_KNOWN}
     for entry in entries(root.layout.path, now):
-        if _HALF_MADE.fullmatch(entry.name):
-            yield entry.finding_at_rest("half-made-queue")
-        elif _HALF_DELETED.fullmatch(entry.name):
-            yield entry.finding_at_rest(
-                "half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(entry)}"
-            )
+        if (hidden := topic_checks.hidden_queue(root, entry)) is not None:
+            yield hidden
         elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
             yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
 
@@ -233,12 +225,6 @@ def _left_queue(root: RootContext, entry: Entry, layout: QueueLayout) -> Iterato
         )
 
 
-def _content(entry: Entry) -> str:
-    if stat.S_ISDIR(entry.status.st_mode):
-        return f"holds {sum(len(files) for _, _, files in os.walk(entry.path))} files"
-    return "is a symbolic link" if stat.S_ISLNK(entry.status.st_mode) else "is no folder"
-
-
 def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
     """Find sidecars that cannot be read, old sidecars to which no name refers, and queues that are not there."""
     there = [entry for entry in entries(root.layout.meta, now) if not entry.name.startswith(".")]
@@ -255,7 +241,7 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
     for entry in there:
         if fsck_checks.read_table(entry.path) is None:
             yield entry.finding(fsck_checks.unread_sidecar(entry.path))
-        elif entry.name.removesuffix(".json") not in used and entry.age > fsck_checks.ABANDONED:
+        elif entry.name.removesuffix(".json") not in used and entry.age > ages.SIDECAR:
             yield entry.finding("unreferenced-sidecar")
 
 

@@ -23,9 +23,10 @@ from dropq.lifecycle.queue_notes import subscription_folders, topics
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import missing_links, view_names
+from dropq.upkeep import deletion
 
-_HALF_MADE = re.compile(r"\.incoming\.creating-[0-9a-f]{12}")
-_HALF_DELETED = re.compile(r"\.incoming\.delet(?:ed|ing)-[0-9]+-[0-9a-f]+")
+_HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
+_HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
 
 
 # -- health --------------------------------------------------------------------------------------------
@@ -77,10 +78,23 @@ def examine_topic_root(root: RootContext, now: int) -> Iterator[Finding]:
     """Find what is left of topics that were half made or half deleted."""
     for topic in topics(root.layout):
         for entry in entries(topic_layout(root.layout.path, topic).home, now):
-            if _HALF_MADE.fullmatch(entry.name):
-                yield entry.finding_at_rest("half-made-queue")
-            elif _HALF_DELETED.fullmatch(entry.name):
-                yield entry.finding_at_rest("half-deleted-queue")
+            if (found := hidden_queue(root, entry)) is not None:
+                yield found
+
+
+def hidden_queue(root: RootContext, entry: Entry) -> Finding | None:
+    """Find a queue, or what is left of one, that was half made or half deleted, and so has a hidden name."""
+    mode, found = entry.status.st_mode, deletion.decide(root, entry.path)
+    if not stat.S_ISLNK(mode) and (found.allowed or found.why == "undecided"):
+        return entry.finding_at_rest("unfinished-delete")
+    if _HALF_MADE.fullmatch(entry.name):
+        return entry.finding_at_rest("half-made-queue")
+    if not _HALF_DELETED.fullmatch(entry.name):
+        return None
+    content = "it is a symbolic link" if stat.S_ISLNK(mode) else "it is no folder"
+    if stat.S_ISDIR(mode):
+        content = f"it holds {sum(len(files) for _, _, files in os.walk(entry.path))} files"
+    return entry.finding_at_rest("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; {content}")
 
 
 # -- doctor --------------------------------------------------------------------------------------------------------

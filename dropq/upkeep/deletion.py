@@ -18,6 +18,7 @@ from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import UNSETTLED, QueueLayout
 from dropq.lifecycle import ages, ephemeral, folders
 from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.queue_notes import UNDECIDED, cut, layout_in_deletion, topics, whole_name
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -47,26 +48,44 @@ def tidy(root: RootContext) -> Iterator[int]:
 
 
 def _tidied(root: RootContext, entry: os.DirEntry[str]) -> int:
-    now, of_root = root.clock.now_ms(), os.path.dirname(entry.path) == root.layout.path
-    if of_root and names.is_temporary(entry.name):
+    if os.path.dirname(entry.path) == root.layout.path and names.is_temporary(entry.name):
         return sum(remove_left(root, layout) for layout in layouts(root.layout.path, entry.name))
-    if of_root and (found := _TEMPORARY.fullmatch(entry.name)) and names.is_temporary(found["name"]):
-        # RACE: a requester that was stopped for a minute as it made its queue finds it gone: it has sent nothing yet.
-        if found["why"] == "creating" and now - reading.changed_ms(entry.path) < ages.DEAD_MAKER:
-            return 0
+    found = decide(root, entry.path)
+    if not found.allowed:
+        return 0
+    if found.why == "undecided":
+        _undo(root, entry.path)
+    elif found.why == "decided":
+        _finish(root, entry.path)
+    else:
         folders.remove(entry.path, Storage())
-        return 1
-    found = UNDECIDED.fullmatch(entry.name)
-    if found is not None and now - int(found["since"]) >= ages.DEAD_MAKER:
-        _undo(root, entry.path, found)
-    found = folders.DECIDED.fullmatch(entry.name)
-    if of_root and found is not None and now - int(found["since"]) >= ages.DEAD_MAKER:
-        _finish(root, entry.path, found["name"])
-    return 0
+    return found.why == "temporary"
 
 
-def _undo(root: RootContext, path: str, found: re.Match[str]) -> None:
+def decide(root: RootContext, path: str) -> Decision:
+    """Return whether a sweep acts on the name of a queue that is being made or deleted, and why.
+
+    It gives a queue its name back whose deletion is `undecided`. It removes what is left of a `temporary` queue, and of
+    one whose deletion is `decided`, unless that may have messages, which `fsck` names. It leaves other names alone.
+    """
+    name, now, of_root = os.path.basename(path), root.clock.now_ms(), os.path.dirname(path) == root.layout.path
+    if of_root and (found := _TEMPORARY.fullmatch(name)) and names.is_temporary(found["name"]):
+        # RACE: a requester that was stopped for a minute as it made its queue finds it gone: it has sent nothing yet.
+        is_young = found["why"] == "creating" and now - reading.changed_ms(path) < ages.DEAD_MAKER
+        return Decision(not is_young, "temporary")
+    if found := UNDECIDED.fullmatch(name):
+        return Decision(now - int(found["since"]) >= ages.DEAD_MAKER, "undecided")
+    if of_root and (found := folders.DECIDED.fullmatch(name)):
+        either = QueueLayout.flat(path), QueueLayout.incoming(path)
+        is_full = any(reading.exists(each.folders[state]) for each in either for state in UNSETTLED)
+        return Decision(not is_full and now - int(found["since"]) >= ages.DEAD_MAKER, "decided")
+    return Decision(False, "none")
+
+
+def _undo(root: RootContext, path: str) -> None:
     """Give a queue its name back; it gets another where a new queue has that."""
+    found = UNDECIDED.fullmatch(os.path.basename(path))
+    assert found is not None
     layout, above, store = layout_in_deletion(path), os.path.dirname(path), private_store(path)
     name = whole_name(layout, found["name"])
     home = f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}"
@@ -79,13 +98,12 @@ def _undo(root: RootContext, path: str, found: re.Match[str]) -> None:
         log.warning("queue %s: its delete was cut short, and is undone", name)
 
 
-def _finish(root: RootContext, path: str, name: str) -> None:
-    """Remove what is left of a queue, unless it may have messages: `fsck` names these."""
-    either = QueueLayout.flat(path), QueueLayout.incoming(path)
-    if any(reading.exists(each.folders[state]) for each in either for state in UNSETTLED):
-        return
-    layout = layout_in_deletion(path)
-    folders.clear(root.layout, layout.moved(f"{root.layout.path}/{name}").base, layout, Storage(lenient=True))
+def _finish(root: RootContext, path: str) -> None:
+    """Remove what is left of a queue."""
+    found, layout = folders.DECIDED.fullmatch(os.path.basename(path)), layout_in_deletion(path)
+    assert found is not None
+    base = layout.moved(f"{root.layout.path}/{found['name']}").base
+    folders.clear(root.layout, base, layout, Storage(lenient=True))
 
 
 def remove(root: RootContext, name: str) -> None:

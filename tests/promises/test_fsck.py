@@ -311,6 +311,11 @@ def half_deleted(queue: Queue) -> Path:
     return write(Path(queue.root.path) / ".old.deleted-1700000000000-abcdef" / "target" / "x").parent.parent
 
 
+def undecided_delete(queue: Queue) -> Path:
+    queue.root.create_queue("old").send(b"kept")
+    return (queue.root.path / "old").rename(queue.root.path / ".old.deleting-1700000000000-abcdef")
+
+
 def not_a_queue(queue: Queue) -> Path:
     return write(Path(queue.root.path) / "papers" / "readme").parent
 
@@ -473,6 +478,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("world-writable", world_writable_file, False),
     ("half-made-queue", half_made, True),
     ("half-deleted-queue", half_deleted, True),
+    ("unfinished-delete", undecided_delete, True),
     ("left-queue", left_by_the_dead, False),
     ("left-queue", untouched, True),
     ("deleted-queue", deleted_by_a_dropboxmq, False),
@@ -600,6 +606,7 @@ SWEPT: dict[str, dict[str, str]] = {
     "unknown-holder": {"unleased_older_than": "2h"},
     "dead-holder": {},
     "unreferenced-sidecar": {},
+    "unfinished-delete": {},
     "abandoned-job": {"jobs_older_than": "1d"},
     "unfinished-job": {},
     "orphan-reason": {},
@@ -614,7 +621,7 @@ SWEPT: dict[str, dict[str, str]] = {
 def test_what_a_sweep_brings_in_order_names_the_command_that_does(
     queue: Queue, clock: Clock, kind: str, options: dict[str, str]
 ) -> None:
-    of_root = kind == "unreferenced-sidecar"
+    of_root = kind in ("unreferenced-sidecar", "unfinished-delete")
     words = [f" --{option.replace('_', '-')} {value}" for option, value in options.items()]
     assert f"`dropq sweep{'' if of_root else ' QUEUE'}{''.join(words)}`" in KINDS[kind].says
     *_, (plant, old) = ((plant, old) for planted, plant, old in PLANTED if planted == kind)
@@ -641,6 +648,17 @@ def test_what_lies_beside_staged_parts_and_belongs_to_no_commit_outlives_every_s
     queue.fsck(repair=True)
     queue.sweep()
     assert not folder.exists()
+
+
+def test_a_queue_whose_delete_was_cut_short_is_left_to_the_sweep_that_brings_it_back(
+    queue: Queue, clock: Clock
+) -> None:
+    path = undecided_delete(queue)
+    clock.advance(2 * DAY)
+    assert [(found.kind, found.repaired) for found in examined(queue, repair=True)] == [("unfinished-delete", False)]
+    assert path.exists()
+    queue.root.sweep()
+    assert [message.body for message in queue.root.queue("old").browse()] == [b"kept"]
 
 
 def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock, elsewhere: Path) -> None:
