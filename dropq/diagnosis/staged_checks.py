@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 
-from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, linked_folders
+from dropq.diagnosis.fsck_checks import UNDER_WAY, Entry, ExaminedQueue, linked_folders
 from dropq.diagnosis.fsck_kinds import Finding
 from dropq.format.staged import (
     DRAFT,
@@ -120,8 +120,8 @@ def examine_reassembly(queue: ExaminedQueue) -> Iterator[Finding]:
             continue
         found = list(queue.entries(entry.path))
         yield from (stray.finding("not-staged") for stray in found if _is_no_part(stray))
-        if reassembly.is_left(queue.context, entry.path):
-            at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
+        at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
+        if at_rest < UNDER_WAY or reassembly.is_left(queue.context, entry.path):
             yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
 
 

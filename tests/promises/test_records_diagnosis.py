@@ -11,7 +11,9 @@ from helpers import Clock, Run, died, drop, reopened, take
 
 from dropq import Queue, Root
 from dropq.diagnosis.explain import Explanation
+from dropq.format.staged import ALIVE
 from dropq.staging import fan_out
+from dropq.storage.liveness import Presence
 
 MINUTE = 60.0
 
@@ -171,6 +173,15 @@ def half_joined(queue: Queue) -> Path:
     (folder / "4.1795383089375000-7523895424.B....text.JMS_dropq_firstI=0000000002").write_bytes(b"2\n")
     (folder / ".draft").write_bytes(b"\n2\n")
     return folder
+
+
+def test_parts_that_somebody_puts_together_for_hours_are_no_finding(queue: Queue, clock: Clock) -> None:
+    alive = Presence(str(half_joined(queue)), ALIVE, queue.context.storage)
+    clock.advance(61 * MINUTE)
+    assert queue.health(max_error=None).healthy and queue.fsck() == []
+    alive.abandon()
+    (finding,) = queue.fsck()
+    assert finding.kind == "unfinished-join" and not queue.health(max_error=None).healthy
 
 
 def test_parts_that_nobody_puts_together_any_more_are_found(queue: Queue, clock: Clock) -> None:
