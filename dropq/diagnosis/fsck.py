@@ -147,8 +147,8 @@ def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
     """Find folders that are no queues, and what is left of queues that were half made or half deleted."""
     known = {*queues(root), *_KNOWN}
     for entry in entries(root.layout.path, now):
-        if (hidden := topic_checks.hidden_queue(root, entry)) is not None:
-            yield hidden
+        if (found := topic_checks.half_done(root, entry)) is not None:
+            yield found
         elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
             yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
 

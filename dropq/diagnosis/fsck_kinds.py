@@ -101,10 +101,10 @@ KINDS: Mapping[str, Kind] = {
     "world-writable": Kind("warning", "everybody on this host may change it: `chmod o-w` it"),
     "half-made-queue": Kind("warning", "somebody began to make a queue, and did not finish", "set aside"),
     "half-deleted-queue": Kind("warning", "a queue was deleted, and something is left of it", "set aside"),
-    "unfinished-delete": Kind(
+    "unfinished-deletion": Kind(
         "warning",
         "who deleted or requested this queue died meanwhile: `dropq sweep` gives it its name back, with all that is in "
-        "it, or removes what is left where the delete was decided",
+        "it, or removes what is left where the deletion was decided",
     ),
     "left-queue": Kind("warning", "the requester of this temporary queue is dead: `dropq sweep` removes the queue"),
     "deleted-queue": Kind(

@@ -78,15 +78,15 @@ def examine_topic_root(root: RootContext, now: int) -> Iterator[Finding]:
     """Find what is left of topics that were half made or half deleted."""
     for topic in topics(root.layout):
         for entry in entries(topic_layout(root.layout.path, topic).home, now):
-            if (found := hidden_queue(root, entry)) is not None:
+            if (found := half_done(root, entry)) is not None:
                 yield found
 
 
-def hidden_queue(root: RootContext, entry: Entry) -> Finding | None:
-    """Find a queue, or what is left of one, that was half made or half deleted, and so has a hidden name."""
+def half_done(root: RootContext, entry: Entry) -> Finding | None:
+    """Find a queue, or what is left of one, that was half made or half deleted."""
     mode, found = entry.status.st_mode, deletion.decide(root, entry.path)
     if not stat.S_ISLNK(mode) and (found.allowed or found.why == "undecided"):
-        return entry.finding_at_rest("unfinished-delete")
+        return entry.finding_at_rest("unfinished-deletion")
     if _HALF_MADE.fullmatch(entry.name):
         return entry.finding_at_rest("half-made-queue")
     if not _HALF_DELETED.fullmatch(entry.name):

@@ -159,8 +159,8 @@ class Barrier:
         claim = self._out.take(self._subscription, owner, deadline, wanted)
         return None if claim is None else (claim, self._out)
 
-    def look_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
-        """Look at what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/.
+    def list_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
+        """List what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/.
 
         Args:
             barrier: a barrier.
@@ -231,7 +231,7 @@ class Shares(Settlement):
         return Decision(False, "barrier", f"it waits until the barrier with the claim {self.token} is settled", holders)
 
     def decide(self, *, is_shown: bool) -> tuple[Decision, Decision]:
-        """Return whether the next look settles or returns the barrier, and whether another message may be taken then.
+        """Return whether the next attempt ends or returns the barrier, and whether what is behind it may be taken.
 
         Args:
             is_shown: whether the folder of its shares is.

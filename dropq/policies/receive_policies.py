@@ -110,7 +110,7 @@ class ReceivePolicies:
         """Return whether a waiting message passes the queue's own filter and has not expired."""
         return (self._belongs is None or self._belongs(file)) and not has_expired(self._context, file)
 
-    def looks_before(self, barrier: MessageFile) -> bool:
+    def is_ready_for(self, barrier: MessageFile) -> bool:
         """Return whether nothing is claimed or committed; call it before target/ is listed for a barrier.
 
         RACE: what is committed goes from processing/ to staged/, then to delayed/ or target/. They are listed in this
@@ -118,7 +118,7 @@ class ReceivePolicies:
         """
         assert self._barrier is not None
         with error_context(UNTOUCHED):
-            self.decision = self._barrier.look_before(barrier, self._claimed)
+            self.decision = self._barrier.list_before(barrier, self._claimed)
             if not self.must_wait:
                 reading.ask_server(self._context.layout.target)
         return not self.must_wait

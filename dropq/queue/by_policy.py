@@ -142,7 +142,7 @@ class Admission:
         if offers.route_waiting(barrier) is not None:
             offers.next()
             return False
-        if not policies.looks_before(barrier):
+        if not policies.is_ready_for(barrier):
             return True
         offers.refresh()
         first = next(filter(policies.is_here, iter(offers.next, None)), None)

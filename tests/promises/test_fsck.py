@@ -478,7 +478,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("world-writable", world_writable_file, False),
     ("half-made-queue", half_made, True),
     ("half-deleted-queue", half_deleted, True),
-    ("unfinished-delete", undecided_delete, True),
+    ("unfinished-deletion", undecided_delete, True),
     ("left-queue", left_by_the_dead, False),
     ("left-queue", untouched, True),
     ("deleted-queue", deleted_by_a_dropboxmq, False),
@@ -606,7 +606,7 @@ SWEPT: dict[str, dict[str, str]] = {
     "unknown-holder": {"unleased_older_than": "2h"},
     "dead-holder": {},
     "unreferenced-sidecar": {},
-    "unfinished-delete": {},
+    "unfinished-deletion": {},
     "abandoned-job": {"jobs_older_than": "1d"},
     "unfinished-job": {},
     "orphan-reason": {},
@@ -621,7 +621,7 @@ SWEPT: dict[str, dict[str, str]] = {
 def test_what_a_sweep_brings_in_order_names_the_command_that_does(
     queue: Queue, clock: Clock, kind: str, options: dict[str, str]
 ) -> None:
-    of_root = kind in ("unreferenced-sidecar", "unfinished-delete")
+    of_root = kind in ("unreferenced-sidecar", "unfinished-deletion")
     words = [f" --{option.replace('_', '-')} {value}" for option, value in options.items()]
     assert f"`dropq sweep{'' if of_root else ' QUEUE'}{''.join(words)}`" in KINDS[kind].says
     *_, (plant, old) = ((plant, old) for planted, plant, old in PLANTED if planted == kind)
@@ -650,12 +650,12 @@ def test_what_lies_beside_staged_parts_and_belongs_to_no_commit_outlives_every_s
     assert not folder.exists()
 
 
-def test_a_queue_whose_delete_was_cut_short_is_left_to_the_sweep_that_brings_it_back(
+def test_a_queue_whose_deletion_was_cut_short_is_left_to_the_sweep_that_brings_it_back(
     queue: Queue, clock: Clock
 ) -> None:
     path = undecided_delete(queue)
     clock.advance(2 * DAY)
-    assert [(found.kind, found.repaired) for found in examined(queue, repair=True)] == [("unfinished-delete", False)]
+    assert [(found.kind, found.repaired) for found in examined(queue, repair=True)] == [("unfinished-deletion", False)]
     assert path.exists()
     queue.root.sweep()
     assert [message.body for message in queue.root.queue("old").browse()] == [b"kept"]
