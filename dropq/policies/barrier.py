@@ -59,16 +59,12 @@ _DOES = {_ACKED: "archives it", _LEFT: "returns it", _ASIDE: "sets it aside"}
 
 
 class Before(NamedTuple):
-    """What may keep a barrier waiting, as it is listed on the way that messages take, which is in this order.
-
-    Attributes:
-        held: what is in processing/.
-        committed: how many messages are committed as a whole, and have not arrived.
-        given_back: the places of the delayed messages that were delivered before: these are not settled.
-    """
+    """What may keep a barrier waiting, listed in the order in which messages pass."""
 
     held: Collection[MessageFile]
+    #: How many messages are committed as a whole, and have not arrived.
     committed: int
+    #: The places of the delayed messages that were delivered before: these are not settled.
     given_back: Sequence[Place]
 
     @classmethod
@@ -82,13 +78,7 @@ class Before(NamedTuple):
         return cls(held, committed, [_place(file) for file in delayed if file.name.delivery_count > 0])
 
     def decide(self, barrier: MessageFile, waiting: int, living: Collection[str]) -> Decision:
-        """Return whether a barrier is handed out to the subscriptions that live, and else what it waits for.
-
-        Args:
-            barrier: the first barrier in target/.
-            waiting: how many messages are found before it there.
-            living: these subscriptions, and the one that asks.
-        """
+        """Return whether the first barrier, behind so many `waiting`, goes to who is `living`; else why not."""
         own = _place(barrier)
         held, returned = len(self.held) + self.committed, sum(place < own for place in self.given_back)
         if waiting or held or returned:
@@ -160,12 +150,7 @@ class Barrier:
         return None if claim is None else (claim, self._out)
 
     def list_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
-        """List what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/.
-
-        Args:
-            barrier: a barrier.
-            claimed: what is in processing/.
-        """
+        """List what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/."""
         layout, self._before = self._context.layout, Before(claimed, 0, ())
         if not claimed:
             reading.ask_server(layout.private)  # on NFS another host may have made staged/ in it just now
@@ -231,11 +216,7 @@ class Shares(Settlement):
         return Decision(False, "barrier", f"it waits until the barrier with the claim {self.token} is settled", holders)
 
     def decide(self, *, is_shown: bool) -> tuple[Decision, Decision]:
-        """Return whether the next attempt ends or returns the barrier, and whether what is behind it may be taken.
-
-        Args:
-            is_shown: whether the folder of its shares is.
-        """
+        """Return whether the next attempt ends or returns the barrier, and whether what is behind it may be taken."""
         unsettled = self.claims() if is_shown else []
         behind = self.behind(unsettled)
         if count := len(behind.holders):
@@ -515,12 +496,7 @@ def sharers(context: QueueContext) -> set[str]:
 
 
 def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[Shares, Claim | None, bool]]:
-    """List the barriers that somebody began to hand out: their claims, if they have one, and whether shares are shown.
-
-    Args:
-        context: the queue.
-        claims: what is in processing/.
-    """
+    """List the barriers that somebody began to hand out: their claims, if there are, and whether shares are shown."""
     shown = list(all_shares(context))
     claimed = {claim.owner: claim for claim in claims if claim is not None and claim.of_barrier}
     # RACE: without locks, or after the lock file was removed, it may have been claimed after the listing.

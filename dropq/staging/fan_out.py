@@ -656,11 +656,8 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         _clear_dropped(context, folder, wholly=found.allowed)
     elif found.allowed and found.why == "empty":
         _clear_empty(context, folder)
-    elif found.allowed:
-        _drop(context, folder, rolled)
-
-
-def _drop(context: QueueContext, folder: str, rolled: Rolled) -> None:
+    if found.why != "staged":
+        return
     try:
         # RACE: with its holder's commit, if that is alive: whichever has the name `whole` first decides.
         context.storage.fence(f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder)), context.layout.private)
