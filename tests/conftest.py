@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from actors import Actor, finish
+from cluster import JAVA_OPTIONS
 from forks import heed_signals
 from helpers import Clock, Make, Ran, Run, make_queue, other_file_system
 from hypothesis import HealthCheck, settings
@@ -39,6 +40,8 @@ settings.load_profile("dropq")
 heed_signals()
 # A service manager may start a program without one.
 os.environ.setdefault("PATH", os.defpath)
+# For each Java that Spark starts here, and in what tests start: half the processor time of a start is the compiler's.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
