@@ -23,9 +23,11 @@ bad=0
 check() {
     expected=$1 name=$2 model=$3
     shift 3
+    # What is broken is found at once, and to compile it well takes longer than to search it.
+    case $expected in violated) optimized=-O0 ;; *) optimized=-O2 ;; esac
     rm -f pan* ./*.trail log
     # -Q5 gives up after five minutes, MEMLIM at 1000 MB: both count as failures, as does a search that is cut short.
-    if ! { spin -a "$@" "$models/$model.pml" && gcc -w -O2 -DSAFETY -DCOLLAPSE -DMEMLIM=1000 -o pan pan.c; } >log 2>&1; then
+    if ! { spin -a "$@" "$models/$model.pml" && gcc -w $optimized -DSAFETY -DCOLLAPSE -DMEMLIM=1000 -o pan pan.c; } >log 2>&1; then
         verdict="cannot be built"
     else
         status=0
