@@ -13,6 +13,8 @@ MEMORY := /dev/shm
 IN_MEMORY := $(shell df --output=avail $(MEMORY) 2>/dev/null | awk 'END { exit !($$1 > 2000000) }' && \
     ! grep -q ' $(MEMORY) tmpfs [^ ]*noexec' /proc/mounts && echo yes)
 PYTEST = $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) $(RUN) -m pytest $(if $(IN_MEMORY),-o tmp_path_retention_policy=failed)
+# Two files at a time, in the order of tests/conftest.py.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark
@@ -26,18 +28,18 @@ setup: $(STAMP) ## install dropq and all its tools into .venv (PY=python3.12 cho
 demo: $(STAMP) ## show the main job on real input, ending in an accounting of every file
 	@$(RUN) examples/demo.py
 
-# The four kinds of tests, two files at a time.
+# The four kinds of tests.
 test: $(STAMP) ## run the tests but those of the next three (ARGS="-k lease" chooses some, ARGS="-m ''" runs those of all kinds)
-	@$(PYTEST) -n 2 --dist loadfile -m "not (spark or papers or crashes)" $(ARGS)
+	@$(PYTEST) $(SHARED) -m "not (spark or papers or crashes)" $(ARGS)
 
 crashes: $(STAMP) ## run the tests in which processes die and calls fail, one after the other, and short storms
-	@$(PYTEST) -n 2 --dist loadfile -m "crashes and not (spark or papers)" $(ARGS)
+	@$(PYTEST) $(SHARED) -m "crashes and not (spark or papers)" $(ARGS)
 
 papers: $(STAMP) ## run what the papers and the examples show
-	@$(PYTEST) -n 2 --dist loadfile -m "papers and not spark" $(ARGS)
+	@$(PYTEST) $(SHARED) -m "papers and not spark" $(ARGS)
 
 test-spark: $(STAMP) ## run the tests with Spark
-	@$(PYTEST) -n 2 --dist loadfile -m spark $(ARGS)
+	@$(PYTEST) $(SHARED) -m spark $(ARGS)
 
 test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test-spark too
 	@$(RUN) -m pytest -m cluster $(ARGS)

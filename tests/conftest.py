@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,14 +63,40 @@ BY_FILE = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its kinds."""
+#: The files that take longest. They begin first, so that no core waits for the last one.
+LONGEST = (
+    "test_spark_kills.py",
+    "test_promela.py",
+    "test_examples.py",
+    "test_cluster.py",
+    "test_carrier.py",
+    "test_topics_crash.py",
+    "test_journal.py",
+    "test_selectors_crash.py",
+    "test_records_crash.py",
+    "test_graph.py",
+    "test_zeromq.py",
+    "test_storm.py",
+    "test_docs.py",
+    "test_crash.py",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its kinds; order the files for processes that share them."""
     for item in items:
         for fixture in BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(BY_FIXTURE[fixture])
         for pattern, kind in BY_FILE.items():
             if item.path.match(pattern):
                 item.add_marker(kind)
+    if hasattr(config, "workerinput"):  # else their order is left to chance, as that of a file's tests always is
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (_place(item.path), -tests[item.path]))
+
+
+def _place(file: Path) -> int:
+    return LONGEST.index(file.name) if file.name in LONGEST else len(LONGEST)
 
 
 def pytest_runtest_setup() -> None:
