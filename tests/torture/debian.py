@@ -6,6 +6,7 @@ namespaces of their own, and end with them.
     python -m torture.debian trixie --folder 'a checkout' 'make test'
 
 runs commands there, after a `make setup`. It exits with what they exit with, or with 69 if there can be no such Debian.
+With `--release PATH` the Debian is made at that path, unless it is there, and stays.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ REACH = (
     "timeout",
     "default-timeout",
 )
-#: What a set-up makes, which a newcomer's copy has not.
+#: What a set-up makes, which a newcomer's copy has not; nor has it the link that lint makes.
 MADE = shutil.ignore_patterns(".git", ".venv", ".torture", ".hypothesis", ".*_cache", "__pycache__", "*.egg-info")
 #: Runs the commands $2 in the folder $1 of the user's home, in the release $0, with the host's folders $3 and further.
 INSIDE = """
@@ -54,6 +55,8 @@ folder=$1 commands=$2
 shift 2
 mount --rbind /dev "$0/dev"
 mount -t proc proc "$0/proc"
+# In memory, as Debian has it since trixie; where that is short, on the disk.
+[ "$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)" -lt 10000000 ] || mount -t tmpfs -o mode=1777 tmpfs "$0/tmp"
 for shared; do
     mkdir -p "$0$shared"
     mount --bind "$shared" "$0$shared"
@@ -79,7 +82,7 @@ def set_up(suite: str, release: Path, folder: str = "dropq") -> None:
     for file in ("/etc/resolv.conf", "/etc/hosts"):
         if os.path.exists(file):
             shutil.copyfile(file, f"{release}{file}")
-    shutil.copytree(PROJECT, release / "home" / USER / folder, ignore=MADE)
+    shutil.copytree(PROJECT, release / "home" / USER / folder, ignore=_made)
     _let_pip_reach(release)
     subprocess.run([*inside, "chown", "-R", f"{USER}:", f"/home/{USER}"], check=True)
 
@@ -97,6 +100,10 @@ def run(release: Path, commands: str, folder: str = "dropq", **how: Any) -> subp
         errors="replace",
         **how,
     )
+
+
+def _made(folder: str, names: list[str]) -> set[str]:
+    return {*MADE(folder, names), *(["cli"] if folder == f"{PROJECT}/dropq" else [])}
 
 
 def _unpacked(suite: str) -> Path:
@@ -161,18 +168,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("suite")
     parser.add_argument("commands", help="what a shell is to run in the copy of the checkout")
     parser.add_argument("--folder", default="dropq", help="the name of the copy")
+    parser.add_argument("--release", type=Path, help="the path of the Debian")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="debian-") as folder:
-        release = Path(folder, asked.suite)
+        release = asked.release or Path(folder, asked.suite)
         try:
-            set_up(asked.suite, release, asked.folder)
+            if not release.exists():
+                _set_up_all(asked.suite, release, asked.folder)
         except NotRun as reason:
             print(reason, file=sys.stderr)
             return UNAVAILABLE
-        if run(release, "make setup", asked.folder).returncode:
-            print(f"make setup failed in {asked.suite}", file=sys.stderr)
-            return UNAVAILABLE
         return run(release, asked.commands, asked.folder).returncode
+
+
+def _set_up_all(suite: str, release: Path, folder: str) -> None:
+    """Make a release at a path with `make setup` done, or leave nothing there."""
+    with tempfile.TemporaryDirectory(dir=release.parent) as begun:
+        draft = Path(begun, suite)
+        set_up(suite, draft, folder)
+        if run(draft, "make setup", folder).returncode:
+            raise NotRun(f"make setup failed in {suite}")
+        draft.rename(release)
 
 
 if __name__ == "__main__":
