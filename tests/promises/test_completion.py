@@ -97,7 +97,7 @@ def root(tmp_path: Path) -> Root:
     return root
 
 
-@pytest.fixture(params=SHELLS)
+@pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.host] if each != "bash" else []) for each in SHELLS])
 def terminal(request: pytest.FixtureRequest, root: Root, tmp_path: Path) -> Iterator[Terminal]:
     if shutil.which(request.param) is None:
         pytest.skip(f"{request.param} is not installed (apt install {request.param})")

@@ -674,11 +674,11 @@ def test_a_sweep_that_waits_for_dropboxmq_does_not_decide_anew_how_a_subscriptio
     assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dropboxmq", [False, True])
 def test_subscriptions_are_listed_once_and_looked_at_only_where_a_dropboxmq_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropboxmq: bool
 ) -> None:
-    root = Root.create(tmp_path / "root", dropboxmq=shared)
+    root = Root.create(tmp_path / "root", dropboxmq=dropboxmq)
     topic = root.create_topic("a")
     for name in ("s", "t"):
         topic.create_subscription(name, client_id="c")
@@ -687,7 +687,7 @@ def test_subscriptions_are_listed_once_and_looked_at_only_where_a_dropboxmq_work
     monkeypatch.setattr(queue_notes, "entries", entries)
     monkeypatch.setattr(queue_notes, "exists", exists)
     assert sorted(queue_notes.subscription_folders(root.context.layout, "a")) == ["s.c", "t.c"]
-    assert (entries.call_count, exists.call_count) == (1, 2 if shared else 0)
+    assert (entries.call_count, exists.call_count) == (1, 2 if dropboxmq else 0)
 
 
 def test_a_sweep_removes_a_hidden_subscription_also_once_no_dropboxmq_works_in_the_root(
