@@ -248,7 +248,7 @@ def test_the_lines_of_the_readme_install_dropq_into_a_virtual_environment(
     newcomer: tuple[Path, dict[str, str]],
 ) -> None:
     lines, _ = (text for _, text in blocks(TOP / "README.md", "sh"))
-    install(lines, '[ "$(command -v dropq)" = ~/dropq/bin/dropq ]', newcomer)
+    install(lines, '[ "$(command -v dropq)" = ~/dropq-venv/bin/dropq ]', newcomer)
 
 
 @pytest.mark.timeout(900)
