@@ -56,7 +56,7 @@ class Admission:
         raced = False
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
             if file is not None:
-                if self._others_take and self._offers.is_gone(file):
+                if self._others_take and not is_barrier and self._offers.is_gone(file):
                     raced = True
                     continue
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it

@@ -333,6 +333,18 @@ def test_a_barrier_that_comes_back_in_a_look_is_not_passed_in_it(tmp_path: Path)
             assert given(other).body == b"sync"
 
 
+def test_a_barrier_that_has_another_name_by_now_is_not_passed_by_who_lost_a_race(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, timing=Timing(sweep_interval=3600, max_age=3600))
+    send(queue, b"w", b"x", b"sync", b"a")
+    with queue.subscribe(max_backlog=None) as one, reopened(queue).subscribe() as other:
+        given(one).ack()
+        given(other).ack()  # one has listed it, too
+        target = base(queue) / "target"
+        (barrier,) = (name for name in os.listdir(target) if (target / name).read_bytes() == b"sync")
+        os.rename(target / barrier, target / barrier.replace("4.", "9.", 1))  # a script gives it another priority
+        assert given(one).body == b"sync"
+
+
 def test_a_barrier_waits_while_nobody_is_subscribed(tmp_path: Path) -> None:
     queue = barriers(tmp_path)
     send(queue, b"sync", b"a")
