@@ -18,6 +18,7 @@ from dropq.format.addresses import SubscriptionName, topic_layout
 from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import subscription_folders, topics
 from dropq.storage import reading
@@ -84,7 +85,9 @@ def examine_topic_root(root: RootContext, now: int) -> Iterator[Finding]:
 
 def half_done(root: RootContext, entry: Entry) -> Finding | None:
     """Find a queue, or what is left of one, that was half made or half deleted."""
-    mode, found = entry.status.st_mode, deletion.decide(root, entry.path)
+    mode, found = entry.status.st_mode, Decision(False, "closed")
+    with suppress(PermissionError):  # another user's, whose sweep does it
+        found = deletion.decide(root, entry.path)
     if not stat.S_ISLNK(mode) and (found.allowed or found.why == "undecided"):
         return entry.finding_at_rest("unfinished-deletion")
     if _HALF_MADE.fullmatch(entry.name):

@@ -71,7 +71,7 @@ def decide(root: RootContext, path: str) -> Decision:
     name, now, of_root = os.path.basename(path), root.clock.now_ms(), os.path.dirname(path) == root.layout.path
     if of_root and (found := _TEMPORARY.fullmatch(name)) and names.is_temporary(found["name"]):
         # RACE: a requester that was stopped for a minute as it made its queue finds it gone: it has sent nothing yet.
-        is_young = found["why"] == "creating" and now - reading.changed_ms(path) < ages.DEAD_MAKER
+        is_young = found["why"] == "creating" and now - reading.changed_ms(path, gone=now) < ages.DEAD_MAKER
         return Decision(not is_young, "temporary")
     if found := UNDECIDED.fullmatch(name):
         return Decision(now - int(found["since"]) >= ages.DEAD_MAKER, "undecided")

@@ -25,9 +25,12 @@ from dropq.diagnosis.fsck import fsck_root, queues
 from dropq.diagnosis.fsck_checks import UNDER_WAY
 from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.format.layout import FOLDERS
+from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.decision import Decision
 from dropq.staging import jobs
 from dropq.storage import reading, system_calls
 from dropq.storage.files import Storage
+from dropq.upkeep import deletion
 from dropq.upkeep.queues import create_temporary
 
 DAY = 86_400
@@ -648,6 +651,32 @@ def test_what_lies_beside_staged_parts_and_belongs_to_no_commit_outlives_every_s
     queue.fsck(repair=True)
     queue.sweep()
     assert not folder.exists()
+
+
+def test_a_temporary_queue_that_is_whole_since_it_was_listed_ends_no_check(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path(queue.root.path) / f".temp-{queue.root.context.ids.next()}.creating-{HEX}"
+    made.mkdir()
+    decide = deletion.decide
+
+    def made_whole(root: RootContext, path: str) -> Decision:
+        if path == str(made):
+            os.rename(path, f"{root.layout.path}/{made.name.split('.')[1]}")
+        return decide(root, path)
+
+    monkeypatch.setattr(deletion, "decide", made_whole)
+    assert [found.kind for found in fsck_root(queue.root.context)] == ["under-way"]
+
+
+def test_a_deleted_queue_that_is_closed_to_this_user_ends_no_check(queue: Queue, clock: Clock) -> None:
+    left = half_deleted(queue)
+    clock.advance(2 * DAY)
+    left.chmod(0)
+    try:
+        assert unprivileged(lambda: [found.kind for found in fsck_root(queue.root.context)]) == ["half-deleted-queue"]
+    finally:
+        left.chmod(0o755)
 
 
 def test_a_queue_whose_deletion_was_cut_short_is_left_to_the_sweep_that_brings_it_back(
