@@ -92,6 +92,14 @@ class FairShare:
         """Return the other subscriptions that wait, would take a message, and come before this one: the next first."""
         return sorted((one for one in self._others if self._is_before(one) and self._takes(one, file)), key=self._place)
 
+    def is_left(self, file: MessageFile) -> bool:
+        """Return whether a message stays for another subscription now, and pass over nobody: that needs the lock.
+
+        Without it, who asks again before the message is claimed would get all its time once more.
+        """
+        first = next(iter(self.rivals(file)), None)
+        return first is not None and not self._is_found_dead(first) and self._has_time(first)
+
     def is_anothers(self, file: MessageFile) -> bool:
         """Return whether a message is to be left to another subscription, which waits and would take it."""
         while rivals := self.rivals(file):
@@ -164,17 +172,23 @@ class FairShare:
             return None
 
     def _is_passed_over(self, first: Ticket) -> bool:
-        """Return whether the subscription whose turn it is loses it: it is dead, or did not come for `PATIENCE`."""
-        now = time.monotonic()
-        if self._left_to != first:
-            if liveness.is_dead(self._context.layout.consumers, first.subscription):
-                self._context.storage.unlink(f"{self._folder}/{first.file}")
-                return True
-            self._left_to, self._since = first, now
-        if now - self._since < self._context.timing.turn_patience:
+        """Return whether the subscription whose turn it is loses it: it is dead, or did not come for long enough."""
+        if self._is_found_dead(first):
+            self._context.storage.unlink(f"{self._folder}/{first.file}")
+            return True
+        if self._has_time(first):
             return False
         self._rename(first, first._replace(waits=False))
         return True
+
+    def _is_found_dead(self, first: Ticket) -> bool:
+        return self._left_to != first and liveness.is_dead(self._context.layout.consumers, first.subscription)
+
+    def _has_time(self, first: Ticket) -> bool:
+        now = time.monotonic()
+        if self._left_to != first:
+            self._left_to, self._since = first, now
+        return now - self._since < self._context.timing.turn_patience
 
     def _become(self, ticket: Ticket) -> None:
         if not self._lasting:

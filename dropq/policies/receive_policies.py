@@ -155,17 +155,18 @@ class ReceivePolicies:
             return False
         with error_context(UNTOUCHED):
             self._turns.refresh(held_files(self._context) if self._counts_claims else ())
-        if self.admits(file):
+        if self._is_free(file, self._turns.is_left):
             return False
         self.waits()
         return True
 
     def admits(self, file: MessageFile) -> bool:
         """Return whether the subscription may take a message, or has to leave it to another subscription."""
-        if self._turns is None:
-            return True
+        return self._turns is None or self._is_free(file, self._turns.is_anothers)
+
+    def _is_free(self, file: MessageFile, is_anothers: Callable[[MessageFile], bool]) -> bool:
         try:
-            if not self._turns.is_anothers(file):
+            if not is_anothers(file):
                 return True
         except OSError as error:
             log.warning("queue %s: whose turn it is cannot be read: %s", self._context.layout.home, describe(error))

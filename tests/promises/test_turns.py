@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +18,7 @@ from helpers import base, make_queue, names_in, private, reopened, take, until, 
 
 from dropq import Message, Queue
 from dropq.lifecycle.timing import Timing
-from dropq.policies import receive_policies
+from dropq.policies import fair_share, receive_policies
 from dropq.policies.lock import PolicyLock
 from dropq.storage.files import Storage
 
@@ -320,6 +322,28 @@ def test_who_waits_for_its_turn_leaves_the_lock_to_the_one_whose_turn_it_is(
             assert [second.receive() for _ in range(5)] == [None] * 5
         assert not locked
         assert [first.receive() is None, second.receive() is None] == [False, False]
+
+
+def test_who_asks_again_just_before_it_is_passed_over_does_not_get_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
+    with reopened(queue, KEPT).subscribe() as one, reopened(queue, KEPT).subscribe() as another:
+        first, second = sorted((one, another), key=lambda subscription: subscription.id)
+        assert [first.receive(), second.receive()] == [None, None]
+        queue.send(b"a")
+        assert second.receive() is None  # from now on it leaves the message to the first
+        turns, held = base(queue) / ".dropq" / "turns", PolicyLock.held
+
+        def asked_again(lock: PolicyLock, before: Callable[[], None]) -> Any:
+            (name,) = (name for name in os.listdir(turns) if name.startswith(f"{first.id},"))
+            os.rename(turns / name, turns / name.replace(",busy", ",waits"))
+            return held(lock, before)
+
+        monkeypatch.setattr(PolicyLock, "held", asked_again)
+        over = time.monotonic() + 2 * KEPT.turn_patience
+        monkeypatch.setattr(fair_share, "time", SimpleNamespace(monotonic=lambda: over))
+        assert second.receive() is not None
 
 
 def test_who_waits_and_does_not_come_is_passed_over(tmp_path: Path) -> None:
