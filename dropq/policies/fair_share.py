@@ -132,7 +132,8 @@ class FairShare:
     @cached_property
     def turn(self) -> Watch:
         """Waits until another subscription wakes this one."""
-        watch = Watch(touched=[f"{self._context.layout.consumers}/{self._own.subscription}"])
+        sign_of_life = f"{self._context.layout.consumers}/{self._own.subscription}"
+        watch = Watch(touched=[sign_of_life], poll=not reading.exists(sign_of_life))  # a command has none
         watch.observe()
         return watch
 

@@ -346,6 +346,18 @@ def test_who_asks_again_just_before_it_is_passed_over_does_not_get_more_time(
         assert second.receive() is not None
 
 
+def test_a_command_that_waits_for_its_turn_does_not_complain_of_missing_events(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path, timing=LEFT, fairness_model="round-robin")
+    with reopened(queue, Timing(turn_patience=3600)).subscribe() as waiting:
+        assert waiting.receive() is None
+        queue.send(b"a")
+        with reopened(queue, Timing(turn_patience=3600)).subscribe(lease_period="1m", detached=True) as passing:
+            assert passing.receive() is None
+    assert caplog.messages == []
+
+
 def test_who_waits_and_does_not_come_is_passed_over(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, fairness_model="round-robin")
     with reopened(queue).subscribe() as absent, queue.subscribe(max_backlog=None) as present:
