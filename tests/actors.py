@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -251,7 +252,7 @@ def lane(queue: Queue, notes: Path) -> None:
 
 
 def turns(queue: Queue, notes: Path, allowed: str, handling: str) -> None:
-    """Take messages until none comes for half a second, each for some ms; note when each was asked for and given.
+    """Take messages until its input ends, each for some ms; note when each was asked for and given.
 
     With no handling it keeps them all; else it acknowledges the oldest when it holds as many as it may.
     """
@@ -264,7 +265,9 @@ def turns(queue: Queue, notes: Path, allowed: str, handling: str) -> None:
             asked = time.monotonic_ns()
             message = subscription.receive(0.5)
             if message is None:
-                break
+                if select.select([sys.stdin], [], [], 0)[0]:
+                    break
+                continue
             log.append(f"{asked} {time.monotonic_ns()} {len(held)} {allowed}\n")
             held.append(message)
             if int(handling) and len(held) == int(allowed):

@@ -60,7 +60,8 @@ class Admission:
                     raced = True
                     continue
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it
-                if not is_barrier and policies.leaves(file):
+                # A route takes a message whosever turn it is: then all is decided under the lock.
+                if not is_barrier and not self._offers.routes.in_use and policies.leaves(file):
                     return None
             taken = None
             with policies.entered() as alone:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -205,18 +206,25 @@ def due(grants: list[Grant], standing: Callable[[Grant], float]) -> Counter[int]
     return found
 
 
-def played(tmp_path: Path, stage: list[Actor], count: int, *players: tuple[int, int]) -> list[Grant]:
-    """Let consumers, each with what it may hold and ms of handling, take so many messages."""
+@contextmanager
+def playing(tmp_path: Path, stage: list[Actor], *players: tuple[int, int]) -> Iterator[None]:
+    """Let consumers, each with what it may hold and ms of handling, take messages until the block ends."""
     actors = [start("turns", tmp_path / "root", tmp_path / "notes", *player) for player in players]
     stage += actors
-    for actor in actors:
-        assert said(actor) == "ready"
-    for actor in actors:
-        assert actor.stdin is not None
-        actor.stdin.write(b"\n")
-        actor.stdin.flush()
-    for actor in actors:
-        actor.wait(120)
+    inputs = [actor.stdin for actor in actors if said(actor) == "ready" and actor.stdin is not None]
+    for each in inputs:
+        each.write(b"\n")
+        each.flush()
+    yield
+    for each in inputs:
+        each.close()
+    assert [actor.wait(600) for actor in actors] == [0] * len(players)
+
+
+def played(tmp_path: Path, stage: list[Actor], queue: Queue, count: int, *players: tuple[int, int]) -> list[Grant]:
+    """Let consumers take what waits, so many messages."""
+    with playing(tmp_path, stage, *players):
+        until(lambda: not names_in(queue, "target"), "all to be taken")
     grants = granted(tmp_path / "notes")
     assert len(grants) == count
     return grants
@@ -229,7 +237,7 @@ def test_round_robin_gives_equal_turns_to_those_that_wait(
 ) -> None:
     queue = make_queue(tmp_path / "root", fairness_model="round-robin")
     queue.send_many([str(number) for number in range(1000)])
-    grants = played(tmp_path, stage, 1000, *((1, ms) for ms in handling))
+    grants = played(tmp_path, stage, queue, 1000, *((1, ms) for ms in handling))
     was_due, got = due(grants, lambda grant: 0), Counter(grant.consumer for grant in grants)
     # A busy machine may let more than NEAR pass; who is passed over is short of more than this.
     assert {one: got[one] for one in got} == {one: pytest.approx(was_due[one], rel=0.25) for one in got}
@@ -239,26 +247,18 @@ def test_round_robin_gives_equal_turns_to_those_that_wait(
 def test_proportional_gives_to_whoever_holds_the_least_part_of_what_it_may(tmp_path: Path, stage: list[Actor]) -> None:
     queue = make_queue(tmp_path / "root", fairness_model="proportional")
     queue.send_many([str(number) for number in range(1000)])
-    grants = played(tmp_path, stage, 1000, (2, 10), (4, 10), (4, 40))
+    grants = played(tmp_path, stage, queue, 1000, (2, 10), (4, 10), (4, 40))
     was_due, got = due(grants, lambda grant: grant.held / grant.allowed), Counter(grant.consumer for grant in grants)
     assert dict(got) == {one: pytest.approx(was_due[one], rel=0.1) for one in got}
 
 
 def test_of_messages_that_come_one_by_one_each_keeps_its_proportion(tmp_path: Path, stage: list[Actor]) -> None:
     queue = make_queue(tmp_path / "root", fairness_model="proportional")
-    players = [start("turns", tmp_path / "root", tmp_path / "notes", allowed, 0) for allowed in (100, 300)]
-    stage += players
-    for player in players:
-        assert said(player) == "ready"
-        assert player.stdin is not None
-        player.stdin.write(b"\n")
-        player.stdin.flush()
-    for _ in range(200):
-        until(lambda: sum("waits" in name for name in private(queue, "turns")) == 2, "both to wait")
-        queue.send(b"next")
-        until(lambda: not names_in(queue, "target"), "the message to be taken")
-    for player in players:
-        player.wait(60)
+    with playing(tmp_path, stage, (100, 0), (300, 0)):
+        for _ in range(200):
+            until(lambda: sum("waits" in name for name in private(queue, "turns")) == 2, "both to wait")
+            queue.send(b"next")
+            until(lambda: not names_in(queue, "target"), "the message to be taken")
     got = Counter(grant.allowed for grant in granted(tmp_path / "notes"))
     assert dict(got) == {100: pytest.approx(50, rel=0.1), 300: pytest.approx(150, rel=0.1)}
 
