@@ -1,9 +1,9 @@
-"""The credit audit: which spent credits of a queue belong to no message any more, as a crash or a script left them.
+"""The credit audit: it finds credits whose messages are gone, after a crash or a script.
 
-A credit is live while its message lies, under it, in the queue that the credit names, or while a credit of that queue
-names it as one below its own, or while its message is on its way to that queue on another file system. A message goes
-from that way to the queue's folders, from these to its credits, and back: so they are listed in this order, and the
-folders again after the credits. What was not live in two audits, a second apart, is removed: that file alone.
+A credit is live while its message is in the queue that the credit names, or is on its way there on another file system,
+or while a credit of that queue lists it in `below`. A message goes from that way to the queue's folders, from these to
+its credits, and back. So an audit lists them in this order, and the folders again after the credits. It removes the
+file of a credit that was not live in two audits, a second apart.
 
 Invariant: an audit removes no credit of a message that is under way; at worst it leaves one that nobody needs.
 """
@@ -41,12 +41,7 @@ AUDIT_INTERVAL = 1.0
 
 
 class CreditAudit:
-    """The audits of the credits of one queue, for one process.
-
-    Args:
-        context: the queue whose credits they are.
-        known: the audits of other queues by this process, by address.
-    """
+    """The audits of the credits of one queue, for one process; `known` has its audits of other queues, by address."""
 
     def __init__(self, context: QueueContext, *, known: dict[str, CreditAudit] | None = None) -> None:
         self._context = context
@@ -58,7 +53,7 @@ class CreditAudit:
         self._read: Read = {}  # a credit never changes
 
     def run_twice(self) -> int:
-        """Audit, and once more where that found credits without a message; return how many credits were removed."""
+        """Audit, and again if credits without a message were found; return how many credits were removed."""
         removed = self.run()
         if any(audit._idle for audit in self._known.values()):
             watch = Watch(self._context.layout.credits)
@@ -70,7 +65,7 @@ class CreditAudit:
     def run(self) -> int:
         """Audit, unless the last audit was less than `AUDIT_INTERVAL` ago; return how many credits were removed.
 
-        What keeps a credit may be a credit of the next queue: so that queue is audited first.
+        A credit of the next queue may keep a credit of this queue live, so that queue is audited first.
 
         Raises:
             OSError: a folder cannot be listed; nothing was removed.
@@ -95,7 +90,7 @@ class CreditAudit:
         return removed + len(over)
 
     def _further(self) -> list[CreditAudit]:
-        """Return the audits of the queues that messages went to, and that spend credits, too."""
+        """Return the audits of those queues that messages went to and that spend credits themselves."""
         further = list[CreditAudit]()
         present = all_credits(self._context.layout, self._read)  # before the lock: what is read now is known then
         for address in sorted({said.to for _, said in present if said is not None}):
@@ -116,9 +111,7 @@ class CreditAudit:
 def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
     """Return the credits that a queue has spent, and that belong to no message; call it under the policy lock.
 
-    Args:
-        context: the queue.
-        read: what credits said that were read before; gets what is read now.
+    `read` has the credits that were read before, and gets those that are read now.
 
     Raises:
         OSError: a folder cannot be listed: nothing is known.
@@ -138,7 +131,7 @@ def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
 
 
 def all_credits(layout: QueueLayout, read: Read | None = None) -> Iterator[tuple[Via, Credit | None]]:
-    """Yield the credits that a queue has spent, with what each says; None for a damaged one; `read` as above."""
+    """Yield the credits that a queue has spent, with their content, or None if it is damaged; `read` as above."""
     known = {} if read is None else read
     for token in sorted(filter(is_token, reading.names_in(layout.credits))):
         try:
@@ -161,7 +154,7 @@ def all_credits(layout: QueueLayout, read: Read | None = None) -> Iterator[tuple
 
 
 def _live(context: QueueContext, address: str, read: Read | None = None) -> set[Via] | None:
-    """Return the credits under which messages lie in a queue, or have left it; None where that cannot be told."""
+    """Return the credits under which messages are in a queue, or have left it; None if that is not known."""
     root = context.root.layout
     layout = credits.layout_of(root, address)
     if layout is None:
@@ -176,10 +169,8 @@ def _live(context: QueueContext, address: str, read: Read | None = None) -> set[
 
 
 def vias_in(layout: QueueLayout) -> Iterator[Via]:
-    """Yield the credits under which messages lie in a queue, which it lists in the order in which messages pass."""
-    for file in _files(layout):
-        if (via := via_of(file)) is not None:
-            yield via
+    """Yield the credits under which messages are in a queue; list its folders in the order in which messages pass."""
+    return (via for via in map(via_of, _files(layout)) if via is not None)
 
 
 def _files(layout: QueueLayout) -> Iterator[str]:

@@ -1,8 +1,7 @@
-"""The forecast: what the selectors of a queue will do with its waiting messages, by the plans that the mover makes,
-too.
+"""The forecast: what the selectors of a queue will do with its waiting messages, by the plans of the mover.
 
-It was true when the folders were listed. It counts the credits that the messages before another one will take, as long
-as it is asked in the order of delivery.
+It was true when the folders were listed. Ask it about messages in the order of delivery: it counts the credits that
+earlier messages will take.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ TAKEN_BEFORE = "messages before this one take the credits that it has left"
 
 
 class Whereabouts:
-    """Where the messages lie that were moved under credits, as each queue was when it was first looked at.
-
-    Args:
-        root: the root.
-    """
+    """Where the messages are that were moved under credits, as each queue was when it was first listed."""
 
     def __init__(self, root: RootLayout) -> None:
         self._root = root
@@ -38,13 +33,13 @@ class Whereabouts:
         self._on_the_way: set[Via] = set()
 
     def spent_by(self, context: QueueContext, token: str) -> dict[Via, Credit]:
-        """Return the credits that a selector of a queue has spent, with what each says; a damaged one is left out."""
+        """Return the credits that a selector of a queue has spent, with their contents; leave out damaged ones."""
         return {via: said for via, said in self._of(context.name)[1].items() if via.token == token}
 
     def of(self, spent: dict[Via, Credit]) -> dict[str, int]:
-        """Return how many messages lie under some credits, by the address of the queue; by "" those found nowhere.
+        """Return how many messages each queue has under these credits, by address; "" stands for nowhere.
 
-        What is on its way to a queue on another file system counts as there.
+        A message on its way to a queue on another file system counts as in that queue.
         """
         found = Counter[str]()
         ahead = {via: said.to for via, said in spent.items()}
@@ -64,7 +59,7 @@ class Whereabouts:
         return dict(found)
 
     def _of(self, address: str) -> tuple[frozenset[Via], dict[Via, Credit]]:
-        """Return the credits under which messages lie in a queue, and those that it has spent itself."""
+        """Return the credits under which messages are in a queue, and those that it has spent itself."""
         if address not in self._known:
             self._known[address] = frozenset(), {}
             layout = credits.layout_of(self._root, address)
@@ -76,7 +71,7 @@ class Whereabouts:
         return self._known[address]
 
     def told(self, spent: dict[Via, Credit]) -> str:
-        """Return in words which queues hold the messages of some credits."""
+        """Return in words which queues hold the messages of these credits."""
         lying = self.of(spent)
         lost = lying.pop("", 0)
         parts = [f"{address} holds {count_of(count)}" for address, count in sorted(lying.items())]
@@ -84,14 +79,10 @@ class Whereabouts:
 
 
 class Forecast(Planner):
-    """What will become of the waiting messages of a queue, which are asked about in the order of delivery.
-
-    Args:
-        context: the queue.
-        whereabouts: where the messages of its spent credits lie.
+    """What will become of the waiting messages of a queue; ask about them in the order of delivery.
 
     Attributes:
-        refused: why selectors take nothing, by their names, once a message was asked about that waits for them.
+        refused: why selectors take nothing, by name, as found for the messages asked about so far.
     """
 
     def __init__(self, context: QueueContext, whereabouts: Whereabouts | None = None) -> None:
@@ -101,7 +92,7 @@ class Forecast(Planner):
         self.refresh()
 
     def of(self, file: MessageFile) -> Plan:
-        """Return what will become of a waiting message, of which nobody was asked before."""
+        """Return what will become of a waiting message; ask once about each."""
         plan = self.plan(file)
         self.refused |= {name: why for name, why in plan.refused.items() if why != TAKEN_BEFORE}
         for one in plan.by if plan.why == "move" else ():
@@ -109,7 +100,7 @@ class Forecast(Planner):
         return plan
 
     def why_without_credit(self, one: InUse) -> str:
-        """Return that a selector has no credit left, and who holds its messages; "" if it has one."""
+        """Return that a selector has no credit left, and which queues hold its messages; "" if it has a credit."""
         if not (out := one.out_of_credit):
             return ""
         if one.foreseen:
@@ -119,7 +110,7 @@ class Forecast(Planner):
 
 
 def way_here(context: QueueContext, file: MessageFile) -> str:
-    """Return from which queue, and by which selector, a message came under a credit, as the end of a sentence."""
+    """Return, as the end of a sentence, which queue and selector a message came from under a credit."""
     via = Via.of(file.name.via)
     if via is None:
         return ""

@@ -42,12 +42,9 @@ log = logging.getLogger("dropq")
 class Mover:
     """Does what the selectors of one queue say.
 
-    Args:
-        context: the queue.
-
     Attributes:
         moved: how many messages each selector moved, copied or bounced until now.
-        held_by: why the message that was looked at last stays; "" if it went.
+        held_by: why the last message given to `take` stays; "" if it left.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -61,7 +58,7 @@ class Mover:
         self.held_by = ""
 
     def refresh(self) -> None:
-        """Read again which selectors there are."""
+        """Read the selectors again."""
         self._planner.refresh()
         for one in self.selectors.in_use:
             if one.selector.credit is not None and not reading.exists(one.folder):
@@ -74,7 +71,7 @@ class Mover:
         return list(filter(reading.exists, folders))
 
     def take(self, file: MessageFile) -> bool:
-        """Do what the selectors say with a waiting message; return whether it has left its place in target/.
+        """Do what the selectors say with a waiting message; return whether it has left target/.
 
         Raises:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
@@ -113,7 +110,7 @@ class Mover:
             return str(error)
 
     def _set_aside(self, file: MessageFile, plan: Plan) -> bool:
-        """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
+        """Make a dead letter of a message that cannot be delivered; return True, as it has left target/."""
         if plan.reason == "no_return_address" and (why := plan.details.get("detail")):
             log.warning("queue %s: message %s is not bounced: %s", self._context.name, file.name.id, why)
         self._moves.to_dead_letter(file, plan.reason, plan.details)
@@ -207,7 +204,7 @@ class Mover:
         return True
 
     def _copied_names(self, file: MessageFile, claim: Claim, mark: str) -> tuple[str, str]:
-        """Return the name of the copies of a claimed message, and the name under which it waits in the marked queue."""
+        """Return the name of a claimed message's copies, and the name under which the message itself waits again."""
         sidecars = self._context.sidecars
         name = sidecars.parse(claim.own_name)
         letter = replace(sidecars.whole(name), reason="", origin="") if name.reason else name
@@ -223,7 +220,7 @@ class Mover:
         return sidecars.fit(copied), sidecars.fit(back)
 
     def _folder_for(self, known: Destination) -> DestinationFolder:
-        """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
+        """Open the folder that gets a copy: of the queue, or of the row for it on another file system."""
         destination, path = known.context, self._context.root.layout.path
         try:
             folder = destination.layout.base

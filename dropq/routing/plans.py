@@ -1,6 +1,6 @@
 """What the selectors of a queue do with a waiting message: routers act on this decision, and `explain` shows it.
 
-Nothing is changed here, and no lock is taken. A router asks again where its plan fails, as another router was first.
+A planner changes nothing, and takes no lock. If a plan fails because another router was first, the router asks again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq.config.selectors import Selector, may_return_to
+from dropq.config.selectors import may_return_to
 from dropq.errors import DropqError, InvalidName, NoSuchQueue
 from dropq.format.addresses import check_address
 from dropq.format.credits import HOPS_LIMIT
@@ -32,21 +32,13 @@ from dropq.topics.publishing import outlet
 #: Seconds after which a queue that is sent to is opened again, to see its configuration.
 OPEN_FOR = 1.0
 
-#: Why a message stays that its selectors cannot be found for.
+#: Why a message stays when its selectors are not known.
 UNREADABLE = "which selectors take it is not known: a selector, the body or the sidecar cannot be read now"
 ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
 
 
 class Destination:
-    """A queue that messages are sent to.
-
-    Args:
-        source: the queue that they come from.
-        address: its address.
-
-    Raises:
-        DropqError: it is not there, or cannot be used.
-    """
+    """A queue that messages of `source` are sent to; DropqError if it is not there, or cannot be used."""
 
     def __init__(self, source: QueueContext, address: str) -> None:
         named = open_queue(source.root, address)
@@ -59,11 +51,11 @@ class Destination:
 
     @cached_property
     def is_near(self) -> bool:
-        """Whether a rename leads there from the queue that messages come from."""
+        """Whether a rename leads there from the source."""
         return rename_leads(self._source.layout.private, self.context.layout.target)
 
     def why_not(self) -> str:
-        """Return why it takes no message now; "" if it takes one, which is then counted."""
+        """Return why it takes no message now; "" if it takes a message, which is then counted."""
         return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
 
 
@@ -72,12 +64,12 @@ class Plan(Decision):
     """What a router does with a waiting message, if anything.
 
     Attributes:
-        why: `copy`, `move`, `bounce`; `set-aside` for what cannot be delivered; `leave` for what consumers get; `stay`.
-        by: the selectors that copy, move or bounce it; for one that stays, those that it waits for.
+        why: `copy`, `move`, `bounce`; `set-aside` if it cannot be delivered; `leave` if consumers get it; `stay`.
+        by: the selectors that copy, move or bounce it; if it stays, those that it waits for.
         destinations: where it goes, one for each selector.
         is_last: whether no selector takes it once it is copied: then it is archived, unless somebody is subscribed.
         reason, details: why it is set aside, as its dead letter says.
-        refused: why selectors take nothing that would, by their names.
+        refused: why selectors that match it do not take it, by name.
     """
 
     by: tuple[InUse, ...] = ()
@@ -97,15 +89,11 @@ LEAVE = Plan(False, "leave")
 
 
 class Planner:
-    """Decides what the selectors of one queue do with its waiting messages.
-
-    Args:
-        context: the queue.
-        read_only: whether somebody only wants to know: then nothing is noted either.
+    """Decides what the selectors of one queue do with its waiting messages; if `read_only`, it notes nothing.
 
     Attributes:
         selectors: the selectors, as they were at the last refresh.
-        unroutable: which messages are, of those that no selector takes.
+        unroutable: decides which messages are unroutable, of those that no selector takes.
     """
 
     def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
@@ -115,18 +103,13 @@ class Planner:
         self.unroutable = Unroutable(context, read_only=read_only)
 
     def refresh(self) -> None:
-        """Read again which selectors there are, and whether anybody is subscribed."""
+        """Read the selectors again, and whether anybody is subscribed."""
         self.selectors.refresh()
         if self.selectors.in_use:
             self.unroutable.refresh()
 
     def plan(self, file: MessageFile, passed: Mapping[str, str] | None = None) -> Plan:
-        """Return what is to be done with a waiting message.
-
-        Args:
-            file: the message.
-            passed: why selectors did not take it when a router tried, by their names.
-        """
+        """Return what is to be done with a waiting message; `passed` says why selectors failed to take it, by name."""
         selectors = self.selectors
         if not selectors.for_waiting:
             broken = "; ".join(f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items()))
@@ -144,7 +127,7 @@ class Planner:
         return LEAVE if choice.stays else self._untaken(file)
 
     def why_unreachable(self, address: str | None) -> str:
-        """Return why no message can go to a queue; "" if one can, as far as its limits let it, or it is a bounce."""
+        """Return why no message can go to a queue, whatever its limits; "" if messages can, or for a bounce."""
         found = None if address is None else self._find(address)
         return found if isinstance(found, str) else ""
 
@@ -173,7 +156,7 @@ class Planner:
         return Plan(False, "stay", says, by=tuple(moving), refused=refused)
 
     def _sent_on(self, one: InUse) -> Plan | str:
-        """Return the plan to move a message by a selector; or why it is not."""
+        """Return the plan to move a message by a selector; or why the selector does not move it."""
         address = one.selector.to or ""
         if why := self.why_without_credit(one):
             return why
@@ -184,13 +167,13 @@ class Planner:
         return destination.why_not() or Plan(True, "move", says, by=(one,), destinations=(destination,))
 
     def why_without_credit(self, one: InUse) -> str:
-        """Return that a selector has no credit left; "" if it has one."""
+        """Return that a selector has no credit left; "" if it has a credit."""
         return one.out_of_credit
 
     def _bounced(self, file: MessageFile, one: InUse) -> Plan | str:
         """Return the plan to move a message to its return address, or to set it aside; or why it waits for the queue.
 
-        Reply-to is data of whoever sent the message: a router does not lend its rights to it.
+        The sender of the message chose its reply-to: a router does not lend its rights to that.
         """
         context, name = self._context, one.selector.name
         address = (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
@@ -198,7 +181,9 @@ class Planner:
             why = f"selector {name} bounces it, and it has no return address"
             return _set_aside(file, "no_return_address", why, {})
         details = {"return_address": address}
-        if why := _may_not_return(context, one.selector, address):
+        if not may_return_to(one.selector, address):
+            path = path_of(context, name)
+            why = f"selector {name} returns nothing to {address}: if it may, add that to `to` in {path}"
             return _set_aside(file, "no_return_address", why, {**details, "detail": why})
         try:
             check_address(address)
@@ -227,7 +212,7 @@ class Planner:
     # -- where messages go ---------------------------------------------------------------------------------------------
 
     def _find(self, address: str) -> Destination | str:
-        """Return a queue that messages go to; or why none can."""
+        """Return a queue that messages go to; or why no message can go there."""
         try:
             return self._destination(address)
         except NoSuchQueue:
@@ -249,18 +234,8 @@ class Planner:
 
 
 def missing(root: RootLayout, address: str) -> str:
-    """Return that a queue is not there, in words."""
+    """Return in words that a queue is not there."""
     return why_away(root, address) or f"{address} is missing"
-
-
-def _may_not_return(context: QueueContext, selector: Selector, address: str) -> str:
-    """Return why a return address counts as none; "" if a bounce may go there."""
-    if may_return_to(selector, address):
-        return ""
-    return (
-        f"selector {selector.name} returns nothing to {address}: if it may, add that to `to` in "
-        f"{path_of(context, selector.name)}"
-    )
 
 
 def _set_aside(file: MessageFile, reason: str, why: str, details: Mapping[str, object]) -> Plan:

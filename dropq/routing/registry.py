@@ -1,8 +1,8 @@
-"""Selectors made and removed: a file each, which routers see at their next pass.
+"""Making and removing selectors: each is a file, which routers see at their next pass.
 
-A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. What
-it has moved and nobody has settled returns to its source, wherever it is by now, and its credits go. Any router or
-sweep goes on with that after a crash.
+A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. Each
+message that it has moved and nobody has settled returns to its source, wherever it is by now, and its credit goes.
+After a crash any router or sweep goes on with that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from dropq.carrier.carriers import Carriers
@@ -104,7 +104,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
 
 
 def _circle_by(context: QueueContext, selector: Selector) -> str:
-    """Return that a selector closes a circle, in words; "" if it closes none."""
+    """Return in words that a selector closes a circle; "" if it closes no circle."""
     if selector.to is None:
         return ""
     return words(Circles().through(Place(context.root.layout.path, context.name, context.layout), selector.to))
@@ -121,19 +121,13 @@ def _sole_writer(context: QueueContext) -> Iterator[None]:
 
 def _remove_reservation(context: QueueContext, path: str) -> None:
     """Remove the empty file that reserved the name of a selector for a process that died; call this under the lock."""
-    try:
+    with suppress(FileNotFoundError):
         if reading.is_reservation(os.lstat(path)):
             context.storage.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
-    """Return the selectors that a queue is to be made with.
-
-    Args:
-        queue: the name of the queue, which is not there yet.
-        tables: the tables of the selectors, each with its name and the keys of its file.
+    """Return the selectors that a new queue is made with, from `tables` with their names and the keys of their files.
 
     Raises:
         InvalidName, ConfigError, NoSuchQueue: as of `add`, but for circles.
@@ -167,7 +161,7 @@ def _exclude_each_other(one: Selector, other: Selector) -> bool:
 
 
 def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> bool:
-    """Remove a selector, and return what it moved and nobody settled; return False where others finish that.
+    """Remove a selector, and bring back what it moved and nobody settled; return False if others must finish that.
 
     Raises:
         NoSuchQueue: the queue has no such selector.
@@ -208,7 +202,7 @@ def removed_in(context: QueueContext) -> list[str]:
 
 
 def finish_removed(context: QueueContext) -> int:
-    """Go on with the selectors that are being removed; return how many are gone now."""
+    """Go on with the removal of selectors; return how many are gone now."""
     gone = 0
     for name in removed_in(context):
         state = finish(context, name)
@@ -219,14 +213,14 @@ def finish_removed(context: QueueContext) -> int:
 
 
 class Removal(NamedTuple):
-    """How far the removal of a selector is: whether it is gone; and how many messages are not back, by the cause."""
+    """How far the removal of a selector is: whether it is gone, and how many messages are not back, by cause."""
 
     is_gone: bool
     waits: Mapping[str, int]
 
 
 def finish(context: QueueContext, name: str) -> Removal:
-    """Return what a removed selector has moved, and remove its credits."""
+    """Bring back what a removed selector has moved, and remove its credits."""
     token, waits = _token_of(context, name), Counter[str]()
     if token is None:
         return Removal(True, waits)  # RACE: another process finished it
@@ -259,7 +253,7 @@ def finish(context: QueueContext, name: str) -> Removal:
 
 
 def _token_of(context: QueueContext, name: str) -> str | None:
-    """Return the token of a selector that is being removed; "" if it took nothing under one, None if it is gone."""
+    """Return the token of a selector that is being removed; "" if no credit has the token, None if it is gone."""
     content = reading.read_small(_removed(context, name))
     if content is None:
         return None
@@ -280,7 +274,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     A crash in between leaves a credit without a message, which a credit audit removes.
 
     Returns:
-        Whether it is back; False where it came under no credit, or what spent the credit is gone.
+        Whether it is back; False if it came under no credit, or the selector or queue that spent the credit is gone.
 
     Raises:
         DropqError: it cannot be moved; it stays where it was.
@@ -302,7 +296,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
 
 
 class _Found(NamedTuple):
-    """A message that is under way: where it lies, and the credits above the one that it was looked for by."""
+    """A message that is under way: where it lies, and the credits above the credit by which it was found."""
 
     context: QueueContext
     folder: str
@@ -311,9 +305,9 @@ class _Found(NamedTuple):
 
 
 class _Listed:
-    """A queue that messages went to: which credits they lie under there, and which they left it under.
+    """A queue that messages went to: the credits under which they lie there, and those under which they left.
 
-    Each queue is listed once a round, whatever number of messages comes back from it.
+    Each round lists a queue once, however many messages come back from it.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -334,10 +328,10 @@ class _Listed:
 def _bring_back(
     context: QueueContext, via: Via, said: Credit, listed: dict[str, _Listed | None]
 ) -> QueueContext | None:
-    """Return the message that went under a credit, and remove the credit and all above it; return where it was.
+    """Bring back the message that went under a credit, and remove the credit and all above it; return where it was.
 
     RACE: with programs that move it on, or settle it: the rename decides. The next round finds what was missed, and an
-    audit finds the credits of what is nowhere.
+    audit finds credits whose messages are gone.
     """
     for found in _under(context, said.to, via, listed):
         with _locked(context, said.below) as locked:
@@ -355,10 +349,10 @@ def _bring_back(
 
 @contextmanager
 def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
-    """Hold the policy lock of the queue under whose credit a message comes back; yield False if it cannot be had.
+    """Hold the policy lock of the queue under whose credit a message comes back; yield False without the lock.
 
-    RACE: with an audit of that queue, which lists messages, credits, and messages again: what came nearer meanwhile
-    could be in none of the three.
+    RACE: with an audit of that queue, which lists messages, credits, and messages again: a message that came nearer
+    meanwhile could be missing from all three.
     """
     owner = credits.queue_of(context.root.layout, below[0].token) if below else None
     if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
@@ -371,7 +365,7 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
 def _under(
     source: QueueContext, address: str, via: Via, listed: dict[str, _Listed | None], depth: int = 0
 ) -> Iterator[_Found]:
-    """Yield the message that lies under a credit, in the queue that it names, or further on."""
+    """Yield the message that lies under a credit, in the queue that the credit names, or further on."""
     if depth > HOPS_LIMIT:
         return
     if address not in listed:

@@ -1,9 +1,9 @@
-"""A router serves the routes and the selectors of a queue; what none of them takes stays in target/.
+"""A router serves the routes and the selectors of a queue; a message that none of them takes stays in target/.
 
 In a topic it distributes what is published, which asks the topic's routes first.
 
-To move a message it claims nothing: each goes from target/ to its route, or to another queue, by one rename, so a crash
-leaves it in one or the other, and no delivery is counted. Where a consumer reaches for the same message, the rename
+A router claims nothing to move a message. Each goes from target/ to its route, or to another queue, by one rename: a
+crash leaves it in one or the other, and no delivery is counted. If a consumer claims the same message, the first rename
 decides.
 """
 
@@ -37,15 +37,15 @@ from dropq.topics.distribution import Distributor
 
 log = logging.getLogger("dropq")
 
-#: Seconds, at the least, after which a router looks at all that waits, although no selector has a credit left: there
-#: may be something unroutable.
+#: The fewest seconds after which a router tries all that waits, although no selector has a credit left: a message may
+#: be unroutable.
 TRY_ALL = 1.0
-#: Seconds that the router's claim on a message lasts whose ack came before it, and that it archives.
+#: Seconds that the router's claim lasts on a message that it archives, as its ack came before it.
 LEASE = 60.0
 
 
 class Folders(NamedTuple):
-    """Folders of a queue that are watched: a file that comes into an arrival, or leaves a departure, may let one go."""
+    """The watched folders of a queue: a file that comes into an arrival, or leaves a departure, may start a move."""
 
     arrivals: Sequence[str] = ()
     departures: Sequence[str] = ()
@@ -55,11 +55,11 @@ class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
     Args:
-        sweep: the sweep that it does on the way: what a sweep delivers may go to a route; None for no sweep.
+        sweep: the sweep that it does on the way, as messages that it delivers may go to a route; None for no sweep.
 
     Attributes:
         moved: how many messages went to which route until now.
-        distributed: how many messages of a topic were distributed until now; those that went to a route count, too.
+        distributed: how many messages of a topic were distributed until now, with those that went to a route.
         has_moved, rests_for: of the last `serve`, as `Served` says.
     """
 
@@ -100,10 +100,7 @@ class Router:
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
         """Make one pass over the queue: sweep, if that is due, then do what routes and selectors say with each message.
 
-        What goes to other file systems is carried then.
-
-        Args:
-            stopped: whether to end the pass after the message at hand.
+        Then carry messages to other file systems. `stopped` says whether to end the pass after the message at hand.
 
         Raises:
             NoSuchQueue: the queue is gone.
@@ -136,7 +133,7 @@ class Router:
         self._try_each(stopped)
 
     def find_credits(self) -> int:
-        """Return how many credits without a message were found and removed: this audits twice, a second apart."""
+        """Return how many credits without a message were found and removed by two audits, a second apart."""
         with self._context.error_context(UNTOUCHED):
             return self._run_audit(self._audit.run_twice) if self._mover.selectors.out_of_credit else 0
 
@@ -157,7 +154,8 @@ class Router:
                 listed = offers.listings
                 if not offers.more(listings):
                     if tries_all and self._is_out_of_credit():
-                        self._rest_from_all(time.monotonic() - began)
+                        rest = (time.monotonic() - began) * self._context.timing.listing_share
+                        self._tries_all_at = time.monotonic() + max(TRY_ALL, rest)
                     break
                 if offers.listings > listed:
                     stayed.clear()  # they are offered again
@@ -169,9 +167,9 @@ class Router:
                         stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)
-                if not tries_all and self._must_rest():
+                if not tries_all and self._mover.held_by and self._is_out_of_credit():
                     again.extendleft(reversed(stayed))
-                    self._rest = again
+                    self._rest = again  # those behind it need not be tried now
                     break
             if self.total - carried >= LIST_LENGTH:
                 carried = self.total
@@ -179,7 +177,7 @@ class Router:
         offers.raise_refused()
 
     def _go_on(self) -> deque[MessageFile]:
-        """Return what stayed of a view that is fresh, and that a pass left for want of credit; else list target/ again.
+        """Return what the last pass left of a fresh view for want of credit; else list target/ again.
 
         A listing for each credit that is free again would cost the square of the number of messages.
         """
@@ -189,18 +187,9 @@ class Router:
             return deque()
         return rest
 
-    def _must_rest(self) -> bool:
-        """Return whether the message that was looked at last stays, and those behind it need not be looked at now."""
-        return bool(self._mover.held_by) and self._is_out_of_credit()
-
     def _is_out_of_credit(self) -> bool:
         with self._context.error_context(UNTOUCHED):
             return not self._mover.selectors.may_take
-
-    def _rest_from_all(self, took: float) -> None:
-        """Try all again only after a multiple of the seconds that it took, as a view is listed again."""
-        rest = max(TRY_ALL, took * self._context.timing.listing_share)
-        self._tries_all_at = time.monotonic() + rest
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
         """Make a pass whatever has changed, as `Served` says."""
@@ -212,7 +201,7 @@ class Router:
 
     @property
     def arrivals(self) -> list[str]:
-        """The folders of which a file that comes may let a message go."""
+        """The folders whose new files may start a move."""
         layout = self._context.layout
         with self._context.error_context(UNTOUCHED):
             changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors, layout.delayed))
@@ -220,15 +209,15 @@ class Router:
 
     @property
     def departures(self) -> list[str]:
-        """The folders of which a file that leaves may let a message go."""
+        """The folders that free a credit when a file leaves them."""
         with self._context.error_context(UNTOUCHED):
             return self._mover.credit_folders
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is there that time may change: what comes, comes into one of the folders of `arrivals`.
+        """Whether nothing here changes with time: each new message comes into one of the folders of `arrivals`.
 
-        A queue whose upkeep has begun is not idle: the slices that follow are done each as soon as it is due.
+        A queue whose upkeep has begun is not idle: each of the following slices is done as soon as it is due.
         """
         if self._sweep is not None and self._sweep.has_begun:
             return False
@@ -237,7 +226,7 @@ class Router:
         with self._context.error_context(UNTOUCHED):
             if known.are_removed or known.out_of_credit or not reading.is_folder(layout.delayed):
                 return False
-            # RACE: what goes to processing/ was in one of the others, and who puts it back there gives an event.
+            # RACE: a message in processing/ came from one of the others, and its return there gives an event.
             listed = (layout.target, layout.delayed, layout.processing)
             if any(not ignored(name) for folder in listed for name in reading.names_in(folder)):
                 return False
@@ -247,7 +236,7 @@ class Router:
 
     @property
     def again(self) -> float:
-        """The seconds after which to look without an event: a delay or a lease may have ended."""
+        """The seconds after which to serve again without an event: a delay or a lease may have ended."""
         now = time.monotonic()
         again = RESCAN if self._sweep is None else self._sweep.again - now
         counts = self._mover.selectors.counts_at - now
@@ -268,7 +257,7 @@ class Router:
             self._sweep.close()
 
     def _may_move(self) -> bool:
-        """Return whether a route or a selector is in use, and the queue is not paused; look only after `max_age`."""
+        """Return whether a route or a selector is in use, and the queue is not paused; read that after `max_age`."""
         if time.monotonic() >= self._refresh_at:
             with self._context.error_context(UNTOUCHED):
                 self._offers.routes.refresh()

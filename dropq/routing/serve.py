@@ -1,7 +1,7 @@
 """Serves one queue, or all queues of a root: passes in one thread, and one wait for a change in any of their folders.
 
-The events say in which queue something happened, and a pass is made over that queue alone. What gives no event, as the
-end of a lease, happens only where something waits, or is held: there a pass is made each second.
+The events say in which queue something happened, and only that queue gets a pass. Some changes give no event, such as
+the end of a lease. They happen only in queues where messages wait, or are held: those get a pass each second.
 
 Invariant: a queue of a root that cannot be served keeps no other from being served.
 """
@@ -30,12 +30,11 @@ from dropq.storage.watch import RESCAN, Watch
 
 log = logging.getLogger("dropq")
 
-#: Queues where nothing waits are looked at without an event, and the root is listed, only so often that this takes one
-#: part in as many of a processor.
+#: Checking queues where nothing waits, and listing the root, each take at most one part in this many of a processor.
 IDLE_SHARE = 300
-#: Seconds after which such a queue is looked at however many there are.
+#: Seconds after which such a queue is checked, however many there are.
 IDLE_LIMIT = 60.0
-#: Seconds after which the root is listed however many queues there are: a new one waits no longer.
+#: Seconds after which the root is listed, however many queues there are: a new queue waits no longer.
 LIST_LIMIT = 5.0
 
 
@@ -48,61 +47,55 @@ class Served(Protocol):
 
     @property
     def rests_for(self) -> float:
-        """The seconds for which not to serve again, whatever changes: much was looked at, and nothing moved."""
+        """The seconds for which not to serve again, whatever changes: a long pass moved nothing."""
 
     @property
     def again(self) -> float:
         """The seconds after which to serve again without an event."""
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
-        """Make a pass over what waits in each queue that is due.
+        """Make a pass over each queue that is due; return the folders to watch now, by queue.
+
+        The result has each queue that got a pass, or is served no more.
 
         Args:
             stopped: whether to end the pass after the message at hand.
             changed: the addresses of the queues in whose folders something happened; None if that is not known.
-
-        Returns:
-            Of each queue that was looked at, or is served no more, the folders that are to be watched now.
         """
 
     def one_pass(self, stopped: Callable[[], bool]) -> None:
-        """Make a pass over what waits in all queues."""
+        """Make a pass over all queues."""
 
     def find_credits(self) -> int:
         """Return how many credits without a message were found and removed."""
 
 
 def serve_once(served: Served, stopped: Callable[[], bool]) -> None:
-    """Make one pass, and another if it found credits without a message; raise what `run` of `Serving` does."""
+    """Make one pass, and another if it found credits without a message; DropqError as of `Serving.run`."""
     served.one_pass(stopped)
     if not stopped() and served.find_credits():
         served.one_pass(stopped)
 
 
 class Serving:
-    """Makes a pass each time that there may be something to move, over the queues where that is."""
+    """Makes a pass over a queue each time that a message there may be moved."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._watch = Watch()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Make passes until it is stopped.
-
-        Args:
-            stopped: whether to end; call `wake` once it is so.
+        """Make passes until `stopped` returns True; call `wake` then.
 
         Raises:
             DropqError: a pass failed; what was moved stays moved.
         """
         changed = None
         while not stopped():
-            looked = self._served.serve(stopped, changed)
-            changed = frozenset(
-                {address for address, folders in looked.items() if self._watch.follow(address, *folders)}
-            )
+            served = self._served.serve(stopped, changed)
+            changed = frozenset(address for address, folders in served.items() if self._watch.follow(address, *folders))
             if changed:
-                continue  # RACE: what changed before the watch of a new folder began is seen by another pass
+                continue  # RACE: another pass sees what changed before the watch of a new folder began
             if self._served.has_moved:
                 self._watch.begin()
             elif self._served.rests_for > 0:
@@ -117,14 +110,14 @@ class Serving:
 
 
 class Taken(NamedTuple):
-    """How many messages the routes of a queue took, by name, and its selectors."""
+    """How many messages each route and each selector of a queue took, by name."""
 
     routes: Counter[str]
     selectors: Counter[str]
 
 
 class _Service:
-    """The router of one queue of a root, and when to look there again."""
+    """The router of one queue of a root, and when to serve it again."""
 
     def __init__(self, router: Router, layout: QueueLayout) -> None:
         self.router = router
@@ -152,7 +145,7 @@ class _Service:
         return has_moved
 
     def is_still_idle(self) -> bool:
-        """Sweep, if that is due; return whether nothing came since of which no event told."""
+        """Sweep, if that is due; return whether no message has come without an event."""
         began = time.thread_time()
         self.router.sweep()
         self.is_idle = self.router.is_idle
@@ -163,8 +156,8 @@ class _Service:
 class Routers:
     """The routers of a root: one for each topic, and for each queue and subscription that has routes or selectors.
 
-    Where something happened, or waits, they look as the router of one queue does. Where nothing is that may change with
-    time, they look now and then, the more seldom the more queues there are.
+    They serve a queue with events or waiting messages as its own router would. They check a queue that does not change
+    with time now and then: the more queues there are, the less often.
 
     Args:
         sweep: returns the sweep that the router of a queue does on the way.
@@ -187,7 +180,7 @@ class Routers:
         self.rests_for = 0.0
 
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
-        """Make one pass over each queue that has something to serve; look for others at most once a second."""
+        """Make one pass over each queue that has something to serve; list the root at most once a second."""
         self._list_if_due()
         for address, service in list(self._services.items()):
             if stopped():
@@ -198,7 +191,7 @@ class Routers:
         """Make a pass over each queue in whose folders something happened, or that is due, as `Served` says."""
         began, self.has_moved = time.thread_time(), False
         self._list_if_due()
-        now, looked = time.monotonic(), dict[str, Folders]()
+        now, served = time.monotonic(), dict[str, Folders]()
         idle_for = IDLE_SHARE * sum(service.took for service in self._services.values())
         for address, service in list(self._services.items()):
             if changed is not None and address in changed:
@@ -208,12 +201,12 @@ class Routers:
             if service.due <= now or (changed is None and service.rests_until <= now):
                 if not service.is_idle or not self._is_still_idle(address, service, idle_for):
                     self._one_pass(address, service, stopped)
-                looked[address] = service.folders
-        looked |= dict.fromkeys(self._ended - self._services.keys(), Folders())
+                served[address] = service.folders
+        served |= dict.fromkeys(self._ended - self._services.keys(), Folders())
         self._ended.clear()
         took = time.thread_time() - began
         self.rests_for = 0.0 if self.has_moved or changed is not None else self._root.timing.rest(took)
-        return looked
+        return served
 
     def _one_pass(self, address: str, service: _Service, stopped: Callable[[], bool]) -> None:
         try:
@@ -227,7 +220,7 @@ class Routers:
             self.passed_over.pop(address, None)
 
     def _is_still_idle(self, address: str, service: _Service, idle_for: float) -> bool:
-        """Look at a queue that was idle; return whether it still is: then look again after about so many seconds."""
+        """Return whether an idle queue is still idle; if so, check it again after about `idle_for` seconds."""
         try:
             if not service.is_still_idle() or not _has_something(service.layout):
                 return False
@@ -238,7 +231,7 @@ class Routers:
         return True
 
     def find_credits(self) -> int:
-        """Return how many credits without a message were found and removed: this audits twice, a second apart."""
+        """Return how many credits without a message were found and removed by two audits, a second apart."""
         found = 0
         for address, service in list(self._services.items()):
             try:
@@ -248,7 +241,7 @@ class Routers:
         return found
 
     def _list_if_due(self) -> None:
-        """Begin to serve what has something to serve now, and end what is gone."""
+        """Begin to serve the queues that have something to serve now, and end the routers of those that are gone."""
         if time.monotonic() < self._lists_at:
             return
         began, opening = time.thread_time(), 0.0
@@ -270,7 +263,7 @@ class Routers:
         self._lists_at = _in_about(min(max(RESCAN, IDLE_SHARE * took), LIST_LIMIT))
 
     def _begin_or_end(self, address: str, *, is_there: bool) -> float:
-        """Begin to serve a queue, or end one whose folder is another now; return the seconds of processor time."""
+        """Begin to serve a queue; end its router first if its folder is another now; return the processor time in s."""
         if (service := self._services.get(address)) is not None:
             inode = reading.inode_or_none(service.layout.target)
             _refuse_gone(address, is_there=is_there and inode is not None)
@@ -286,7 +279,7 @@ class Routers:
         return time.thread_time() - began
 
     def _pass_over(self, address: str, error: DropqError | OSError) -> None:
-        """Serve a queue no more until the root is listed again; log why, unless the log says so already."""
+        """Serve a queue no more until the root is listed again; log why, once for each reason."""
         self._end(address)
         why = describe(error)
         if self.passed_over.get(address) != why:
@@ -294,7 +287,7 @@ class Routers:
         self.passed_over[address] = why
 
     def _end(self, address: str) -> None:
-        """End the router of a queue, if there is one; keep what it counted."""
+        """End the router of a queue, if it has a router; keep what that counted."""
         if (service := self._services.pop(address, None)) is not None:
             self._ended.add(address)
             self._taken[address] = self._taken_by(address, service.router)
@@ -327,7 +320,7 @@ class Routers:
 
     @property
     def distributed(self) -> int:
-        """How many messages of topics were distributed until now; those that went to a route count, too."""
+        """How many messages of topics were distributed until now, with those that went to a route."""
         return self._distributed + sum(service.router.distributed for service in self._services.values())
 
     @property

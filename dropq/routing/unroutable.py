@@ -1,10 +1,10 @@
-"""Which waiting messages are unroutable: what no selector takes, once routers have looked for long enough.
+"""Which waiting messages are unroutable: no selector takes them, and routers have run for long enough.
 
-`.dropq/routers` says since when routers have looked, and the gaps in which none did; its mtime is the last time that
-one said so. Only a router that meets a message which no selector takes writes there.
+`.dropq/routers` has the time since which routers have run, and the gaps in which no router ran; its mtime is the last
+time that a router wrote so. A router writes there only when it meets a message that no selector takes.
 
-Invariant: what came while no router looked counts from the next look, whichever router is asked, and so does the end of
-a subscription. So routers that start before the consumers make no dead letters of what waits for them.
+Invariant: for every router, a message that came in a gap counts from the end of the gap, and so does the end of a
+subscription. So routers that start before the consumers make no dead letters of messages that wait for these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds after which a router says again that it looks.
+#: Milliseconds after which a router notes again that it runs.
 SAID_EVERY = 60_000
-#: Milliseconds without a look after which routers count as looking only since the next one: cron may look seldom.
+#: Milliseconds without a router after which they count as running only since the next: cron may start them seldom.
 FORGOTTEN_AFTER = 600_000
 #: How many gaps count at most: each is longer than `unroutable_after` divided by this.
 MOST_GAPS = 100
@@ -31,14 +31,12 @@ LONGEST = 4096
 
 
 class Unroutable:
-    """Tells which of a queue's waiting messages are unroutable, of those that no selector takes.
+    """Decides which of a queue's waiting messages are unroutable, of those that no selector takes.
 
-    Args:
-        context: the queue.
-        read_only: whether to write nothing, and tell what the next router will find.
+    If `read_only`, it writes nothing, and returns what the next router will find.
 
     Attributes:
-        has_subscriptions: whether anybody was subscribed when it was refreshed.
+        has_subscriptions: whether anybody was subscribed at the last refresh.
     """
 
     def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
@@ -47,13 +45,13 @@ class Unroutable:
         self._patience = context.config.unroutable_after * 1000
         self._gap = max(min(self._patience or SAID_EVERY, SAID_EVERY), self._patience / MOST_GAPS)
         self._since = self._last = self._reads_at = 0
-        self._gaps: list[tuple[int, int]] = []  # the last look before each, and the first after it
+        self._gaps: list[tuple[int, int]] = []  # when a router ran last before each, and first after it
         self._refused = ""
         self._is_noted = True
         self.has_subscriptions = False
 
     def refresh(self) -> None:
-        """Look again whether anybody is subscribed."""
+        """Read again whether anybody is subscribed."""
         self.has_subscriptions = bool(liveness.known(self._context.layout.consumers))
 
     def why_not(self, file: MessageFile) -> str:
@@ -62,7 +60,7 @@ class Unroutable:
             return f"no selector takes it; {why}"
         layout, now = self._context.layout, self._last
         came = reading.changed_ms(f"{layout.target}/{file.filename}", gone=now)
-        deserted = reading.changed_ms(layout.consumers, gone=0)  # where it is missing nobody ever was subscribed
+        deserted = reading.changed_ms(layout.consumers, gone=0)  # if it is missing, nobody was ever subscribed
         begun = max(self._since, self._seen(came), self._seen(deserted))
         if not self.has_subscriptions and now - begun >= self._patience:
             return ""
@@ -73,7 +71,7 @@ class Unroutable:
         )
 
     def _note_now(self) -> str:
-        """Note that a router looks now; return why no message, whatever its age, becomes unroutable; "" if any does."""
+        """Note that a router runs now; return why no message, whatever its age, is unroutable; "" if some may be."""
         now = self._context.clock.now_ms()
         if not self._last <= now < self._reads_at or now - self._last > self._gap:  # the clock may have been set back
             self._reads_at = now + SAID_EVERY
@@ -89,14 +87,14 @@ class Unroutable:
         return self._refused
 
     def _seen(self, changed: int) -> int:
-        """Return when a look could first see what changed at a time."""
+        """Return when a router could first see a change of this time."""
         return max([changed, *(first for last, first in self._gaps if last < changed)])
 
     def _read(self, now: int) -> None:
-        """Read since when routers have looked; say that one looks now.
+        """Read since when routers have run; note that a router runs now.
 
-        RACE: two routers may begin at once; each then says since when, and they differ by that moment. The mtime is
-        read first: of a gap that another router notes meanwhile this one knows, too.
+        RACE: two routers may begin at once; each then notes its own beginning, and they differ by that moment. The
+        mtime is read first: so this router also sees a gap that another router notes meanwhile.
         """
         path, storage = self._context.layout.routers, self._context.storage
         last = min(max(reading.written_ms(path, gone=0), 0 if self._refused else self._last), now)
