@@ -18,7 +18,10 @@ from dropq.storage import reading
 
 
 class BadBodyNotes:
-    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
+    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way.
+
+    A key identifies a message in its batch.
+    """
 
     def __init__(self, context: QueueContext, folder: str) -> None:
         self.folder = folder
@@ -33,11 +36,8 @@ class BadBodyNotes:
 
         RACE: two tries of a task may note the same message; they write the same.
 
-        Args:
-            key: identifies the message in its batch.
-
         Raises:
-            DropqError: the batch was settled, or another run reads it: what this process reads is not wanted any more.
+            DropqError: the batch was settled, or another run reads it: nobody needs what this process reads.
         """
         with self._context.error_context("a bad body was found, and its message stays claimed"):
             self._context.storage.write_small(f"{self.folder}/{key}", json.dumps({"reason": reason}).encode())
@@ -67,7 +67,7 @@ def reject_bad(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> l
 
 
 def all_reasons(notes: Iterable[BadBodyNotes]) -> dict[str, str]:
-    """Return why messages are to be rejected, by any of some notes."""
+    """Return the reasons of all these notes, by the keys of the messages."""
     return {key: reason for each in notes for key, reason in each.reasons().items()}
 
 

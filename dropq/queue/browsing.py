@@ -1,4 +1,4 @@
-"""Looking at a queue: what lies in each state, in order of delivery, by names; nothing is touched, no body is opened.
+"""Listing a queue: the messages of each state in order of delivery, from names alone; nothing is changed or opened.
 
 A message may move on after the listing that shows it; then the verb that acts on it raises an error.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ListedFiles(NamedTuple):
-    """The names of message files, in order, and when those arrived, in ms since 1970, whose names have no time."""
+    """The names of message files, in order; and, if a name has no time, when its file arrived, in ms since 1970."""
 
     names: Sequence[str]
     arrivals: dict[str, int]
@@ -36,7 +36,7 @@ class ListedFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateStats:
-    """What lies in a state: how many messages, how many bytes, and when the oldest message was sent."""
+    """A state's number of messages and of bytes, and the time when its oldest message was sent."""
 
     count: int
     bytes: int
@@ -74,14 +74,13 @@ def listed_names(context: QueueContext, state: str = "target", filter: str | Non
 
 
 def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STATES) -> list[Message]:
-    """Return the messages of an id in the first state that has any, in order of delivery.
+    """Return the messages of an id in the first of the states that has any, in order of delivery.
 
     Args:
-        message_id: an id, which a sender may have given to several, a file name or a receipt.
-        states: where to look, in this order.
+        message_id: an id, which several messages may have, a file name or a receipt.
 
     Raises:
-        NoSuchMessage: there is none in any of the states.
+        NoSuchMessage: no state has such a message.
     """
     searched = tuple(states)
     settlement = Claims(context)
@@ -92,7 +91,7 @@ def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STA
 
 
 def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageFile]:
-    """Return the files of a state that have an id, or that file name, in order of delivery; read no sidecar."""
+    """Return the files of a state with this id, or this file name, in order of delivery; read no sidecar."""
     bears, sidecars = names.bears(message_id), context.sidecars
     folder = context.layout.folder(state)
     found = {

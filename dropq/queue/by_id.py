@@ -1,7 +1,7 @@
 """Settling without the message object: by a receipt, which proves a claim, or by the id of a message.
 
-An id proves no claim. So it settles what the caller holds, what waits, and what a dead consumer held; with `sublet`
-leasing it settles any claim. Where several messages bear an id, as the parts of a bundle do, an id settles none.
+An id proves no claim. So it settles a message that the caller holds, that waits, or that a dead consumer held; with
+`sublet` leasing it settles any claim. If several messages have the id, as parts of a bundle do, it settles none.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class _SeveralBearIt(LeaseLost):
 
 
 def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Message:
-    """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.
-
-    Args:
-        receipt: the claimed file's name, or an id.
+    """Take up a claim by its receipt, or, if leasing is `sublet`, by the message's id.
 
     Raises:
         LeaseLost: there is no such claim, or there are several of the id.
@@ -90,7 +87,7 @@ def ack(
 
 
 class Delivered(NamedTuple):
-    """What names a message that was delivered before, and no other; and its body at that time."""
+    """What tells a message that was delivered before from all others, and the version of its body at that time."""
 
     id: str
     distinction: str
@@ -98,13 +95,9 @@ class Delivered(NamedTuple):
 
 
 def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Subscription) -> bool:
-    """Acknowledge a message that was delivered before, whether it waits, or somebody holds it.
+    """Acknowledge a message that was delivered before, if it waits, or somebody holds it; return whether it did.
 
-    Args:
-        subscription: claims it if it waits.
-
-    Returns:
-        Whether it was there; a message of its id that is another one, or has another body, stays as it is.
+    `subscription` claims it if it waits. Another message of its id, or the same with another body, stays as it is.
     """
     for state in ("processing", "delayed", "target", "processing"):  # RACE: with sweeps, and then with consumers
         for file in bearing(context, state, delivered.id):
@@ -120,7 +113,7 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
 
 
 def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
-    """Acknowledge a message; if that fails, one that `waited` goes back, as nobody else knows of its claim."""
+    """Acknowledge a message; if that fails, give back a message that `waited`, as nobody else knows of its claim."""
     try:
         Claims(context).archive(claim)
     except (DropqError, OSError):
@@ -131,7 +124,7 @@ def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
 
 
 def _taken(context: QueueContext, file: MessageFile, state: str, subscription: Subscription) -> Claim | None:
-    """Return the claim on a held message, else claim it; None for a barrier, while paused, or if another is first."""
+    """Return the claim on a held message, else claim it; None for a barrier, while paused, or after a lost race."""
     if state == "processing":
         return file.claim if file.claim is not None and file.claim.ours and not file.claim.of_barrier else None
     if context.paused:
@@ -216,7 +209,7 @@ def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
 
 
 def _is_past_ack(context: QueueContext, message_id: str) -> bool:
-    """Return whether an ack has nothing to wait for: the message is settled, or strictly held by another consumer."""
+    """Return whether an early ack would wait in vain: the message is settled, or another consumer holds it strictly."""
     try:
         state = find_all(context, message_id)[0].state
     except NoSuchMessage:

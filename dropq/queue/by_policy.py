@@ -1,4 +1,4 @@
-"""An attempt to receive where the queue has a policy: find what is wanted first, then take it under the policy lock."""
+"""An attempt to receive from a queue with a policy: find a message first, then take it under the policy lock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ T = TypeVar("T")
 
 
 class Admission:
-    """What a subscription may take where the queue has a policy.
-
-    Args:
-        policies: the policies.
-        offers: what the subscription may take, as far as they allow it.
-        claims: the queue's.
-        owners: the owners of its next claims.
-        deadline: returns when the lease of a claim runs out that is made now, in ms since 1970; 0 for never.
-    """
+    """Takes what the subscription is offered, as far as the policies allow; `owners` and `deadline` as of `Offers`."""
 
     def __init__(
         self,
@@ -42,18 +34,17 @@ class Admission:
         self._claims = claims
         self._owners = owners
         self._deadline = deadline
-        #: Whether others took what was offered here: then see before taking the lock whether a message still waits.
+        #: Whether others took what was offered here: then check that a message still waits before taking the lock.
         self._others_take = False
 
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
-        """Claim the next message, or the share of a barrier, with what settles it; None where there is none.
+        """Claim the next message, or the share of a barrier; return it with what settles it, or None.
 
         Args:
             listings: how many listings there were when the attempt began.
         """
-        met = False
+        met = raced = False
         policies = self.policies
-        raced = False
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
             if file is not None:
                 if self._others_take and not is_barrier and self._offers.is_gone(file):
@@ -86,7 +77,7 @@ class Admission:
         return None
 
     def _candidates(self, listings: int) -> Iterator[tuple[MessageFile | None, bool]]:
-        """Yield what waits and is wanted, or is a barrier, and which."""
+        """Yield the waiting messages that it wants, and the barriers, each with whether it is a barrier."""
         offers = self._offers
         while True:
             while (file := offers.next()) is not None:
@@ -100,7 +91,7 @@ class Admission:
                 return
 
     def _take_alone(self, file: MessageFile | None) -> tuple[Claim, Settlement, MessageFile | None] | None:
-        """Take the share of a barrier that is out, or else a message; the policy lock is ours."""
+        """Take the share of a barrier that is handed out, or else a message; call this with the policy lock."""
         policies, offers = self.policies, self._offers
         shared = policies.share(
             lambda: next(self._owners), self._deadline, lambda name: not offers.has_returned(MessageFile(name))
@@ -115,7 +106,7 @@ class Admission:
         return None if claim is None else (claim, self._claims, file)
 
     def _claim(self, file: MessageFile) -> Claim | None:
-        """Claim a message, unless it is to be left to another, or goes to a route; None when it is not ours."""
+        """Claim a message, unless the policies leave it to another consumer, or it goes to a route; else None."""
         policies = self.policies
         try:
             if self._offers.route_waiting(file) is not None or not policies.admits(file):
@@ -132,12 +123,12 @@ class Admission:
         return claim
 
     def _meet_barrier(self, barrier: MessageFile, *, again: bool) -> bool:
-        """Hand out a barrier if it is the first of what waits now; else take what is before it first.
+        """Hand out a barrier if no message waits before it; else take the messages before it first.
 
-        When it is met `again` in one attempt, what is before it is not for us to take, and the barrier waits.
+        If it is met `again` in one attempt, it waits for messages that this consumer may not take.
 
         Returns:
-            Whether it is a barrier still: a route may take it, and then it holds nothing back.
+            Whether it is still a barrier: if a route takes it, it holds nothing back.
         """
         policies, offers = self.policies, self._offers
         if offers.route_waiting(barrier) is not None:
@@ -155,7 +146,7 @@ class Admission:
         return True
 
     def after_others(self, attempt: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
-        """Try again and again while it is another subscription's turn, which has a moment to come for it."""
+        """Try again while it is another subscription's turn: that has a moment to take its message."""
         until = time.monotonic() + self._claims.context.timing.turns_wait
         found = None
         while found is None and self.policies.decision.why == "turn" and time.monotonic() < until and not is_closed():

@@ -207,7 +207,7 @@ class Message(MessageView):
         )
 
     def _settle(self, move: Callable[[Claim], Location | None]) -> bool:
-        """Settle it by a move; return False where the move did not seek the claim, and nothing was changed."""
+        """Settle it by a move; return False if the move did not look for a renewed claim, and changed nothing."""
         with self._lock:
             claim = self._claim or self._claimed()
             try:
@@ -238,7 +238,7 @@ class Message(MessageView):
 
 
 def _where_it_was(act: Callable[[Claim], T]) -> Callable[[Claim], T | None]:
-    """Return an act on a claim that is not sought where it was renewed: that returns None, and changes nothing."""
+    """Return an act on a claim that does not look for a renewed claim: then it returns None, and changes nothing."""
 
     def acting(claim: Claim) -> T | None:
         exact, claim.exact = claim.exact, True
@@ -261,14 +261,7 @@ class SettledMessage(Message):
 
     __slots__ = ("_kept",)
 
-    def __init__(
-        self,
-        settlement: Settlement,
-        location: Location,
-        *,
-        delivery: int,
-        kept: str | None = None,
-    ) -> None:
+    def __init__(self, settlement: Settlement, location: Location, *, delivery: int, kept: str | None = None) -> None:
         file = settlement.context.sidecars.file(location.filename)
         super().__init__(settlement, location.state, file, delivery=delivery)
         self._kept = kept
@@ -276,8 +269,7 @@ class SettledMessage(Message):
     @property
     def path(self) -> str:
         """Where its file lies now."""
-        kept = self._kept
-        return super().path if kept is None else kept
+        return self._kept or super().path
 
     def ack(self) -> None:
         """Remove what was kept of it; it was acknowledged before it was delivered."""
@@ -321,7 +313,7 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
 def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Message, DropqError]]:
     """Renew the leases of messages of one queue; return those that were not renewed, each with its error.
 
-    Those whose claims are where they were come first; the others are looked for by one listing.
+    Those whose claims were not renewed come first; one listing finds the others.
     """
     missed, refused = list[Message](), list[tuple[Message, DropqError]]()
 
@@ -354,6 +346,8 @@ HELD_BYTES = 16 << 20
 
 class Record:
     """A record of a bundle.
+
+    Each verb that settles it raises LeaseLost if it was settled before, or its bundle is not held any more.
 
     Attributes:
         number: its number in the bundle as it was sent, from 1.
@@ -414,11 +408,7 @@ class Record:
         return self.message.redelivered
 
     def ack(self) -> None:
-        """Acknowledge it; this is durable once its bundle is settled, or at the next checkpoint.
-
-        Raises:
-            LeaseLost: it was settled before, or its bundle is not held any more.
-        """
+        """Acknowledge it; this is durable once its bundle is settled, or at the next checkpoint."""
         if not self._bundle.cursor.ack(self.number):
             self._bundle.refuse(self)
 
@@ -427,26 +417,15 @@ class Record:
 
         Args:
             delay: how long no consumer receives it; None takes the queue's redelivery_delay.
-
-        Raises:
-            LeaseLost: as of `ack`.
         """
         self._settle("nack", None if delay is None else parse_duration(delay))
 
     def fail(self, reason: str, **details: object) -> None:
-        """Report that handling it failed: it becomes a message, which is retried, or lies in error/, as `Message.fail`.
-
-        Raises:
-            LeaseLost: as of `ack`.
-        """
+        """Report that handling it failed: it becomes a message, to be retried, or lies in error/, as `Message.fail`."""
         self._settle("fail", None, reason, details)
 
     def reject(self, reason: str, **details: object) -> None:
-        """Refuse it for good: it becomes a message in error/, with the reason.
-
-        Raises:
-            LeaseLost: as of `ack`.
-        """
+        """Refuse it for good: it becomes a message in error/, with the reason."""
         self._settle("reject", None, reason, details)
 
     def _settle(self, verb: str, delay: float | None, reason: str = "", details: Mapping[str, object] = {}) -> None:
@@ -479,8 +458,7 @@ class Bundle:
     """The records of one message, for its holder.
 
     Args:
-        message: the message.
-        wanted: the format, where the message's type is none; None for text.
+        wanted: the format, if the message's type is no format; None for text.
         lease: seconds of its lease; None takes what is left of it now.
         checkpoint: seconds after which what is settled is committed; None for never.
         failures: how many of its records have failed before, by the same reader.
@@ -605,17 +583,12 @@ class Bundle:
             self.message.fail(f"record {record.number}: {reason}", **details)
 
     def _cut(self) -> bool:
-        """Cut a bundle in two, over which somebody died, or lost it; return whether it was cut."""
+        """Cut a bundle in two if a holder died over it, or lost it; return whether it was cut."""
         message = self.message
-        claim = message._claim
-        if claim is None or self._settlement is None:
+        if message._claim is None or self._settlement is None or not (name := message._name).died:
             return False
-        name = message._name
-        if not name.died:
-            return False
-        if (middle := _middle(message, self.cursor, self._config.max_record_bytes)) is None:
-            return False
-        if self.cursor.next is None:  # asked for last, as it reads the head, with which the later half begins
+        middle = _middle(message, self.cursor, self._config.max_record_bytes)
+        if middle is None or self.cursor.next is None:  # last, as it reads the head, with which the later half begins
             return False
         message._settle(partial(self._settlement.cut, at=middle, first=name.begins))
         log.info("message %s is cut in two: %d of its holders died or lost it", message.id, name.died)
@@ -624,7 +597,7 @@ class Bundle:
     # -- what its records ask ------------------------------------------------------------------------------------
 
     def note_failure(self) -> None:
-        """Note that a record was not acknowledged."""
+        """Make a checkpoint due if too many records failed, or their bytes take too much memory."""
         if self.cursor.held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
             self._due_at = 0.0
 
@@ -650,7 +623,7 @@ class Bundle:
         return dict(zip(self._columns, row, strict=True))
 
     def _columns_of(self, where: str) -> list[str]:
-        """Return the names of the columns, each another one; those without a name are seldom meant."""
+        """Return the names of the columns, which differ; a column without a name may occur several times."""
         columns = fields_of(self.cursor.head.decode("utf-8-sig", errors="replace").strip("\r\n"))
         if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
             raise ValueError(f"{where}: its header has column {twice[0]!r} twice, and fields has each once: use text")
@@ -662,8 +635,7 @@ def _middle(message: Message, cursor: RecordCursor, max_bytes: int) -> tuple[int
     from dropq.records.formats import Unreadable
     from dropq.records.reader import RecordReader
 
-    file = cursor.file
-    first = message._name.begins
+    file, first = cursor.file, message._name.begins
 
     def places() -> Iterator[tuple[int, int]]:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""What is known of a message without touching it: its metadata, read from its file name, and its body."""
+"""A message without the verbs that change it: its metadata, read from its file name, and its body."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MessageView:
         delivery: int = 0,
         forget: Callable[[str], None] | None = None,
     ) -> None:
-        #: What dropq's own modules need to know of its queue.
+        #: Its queue, for dropq's own modules.
         self.context: QueueContext = settlement.context
         self._settlement = settlement
         self._records: RecordSettlement | None = None  # what settles it once its records are taken

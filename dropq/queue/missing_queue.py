@@ -1,4 +1,4 @@
-"""Sends to a queue that does not exist: they become dead letters in the root's dead-letter queue, if it has one."""
+"""Sends to a missing queue: the messages become dead letters in the root's dead-letter queue, if the root has one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from dropq.queue.sender import Headers, Sender
 
 log = logging.getLogger("dropq")
 
-#: Why a message is a dead letter that was sent to a queue that does not exist.
+#: Why a message that was sent to a missing queue is a dead letter.
 NO_SUCH_QUEUE = "no_such_queue"
 
 
 class MissingQueueSender(Sender):
-    """What sends to the dead-letter queue what was meant for a queue that is not there.
-
-    The limits of the dead-letter queue are for its own senders: they refuse no dead letter.
-    """
+    """Sends messages for a missing queue to the dead-letter queue, whose limits hold only for its own senders."""
 
     def __init__(self, destination: QueueContext, origin: str) -> None:
         self.name = origin
@@ -42,7 +39,11 @@ class MissingQueueSender(Sender):
 
 
 def missing_queue_sender(root: RootContext, origin: str, *, publishes: bool = False) -> MissingQueueSender | None:
-    """Return what takes the sends to a missing queue; None if nothing does, or it is there; Unavailable if away."""
+    """Return the sender to the dead-letter queue; None if `origin` exists, or its messages cannot be dead letters.
+
+    Raises:
+        Unavailable: `origin` is away.
+    """
     if find_layout(root.layout.path, origin) is not None:
         return None
     refuse_away(root.layout, origin, "nothing was sent")

@@ -1,7 +1,7 @@
-"""What a subscription may take, in order of delivery: the queue's view, without what the subscription leaves to others.
+"""What a subscription may take, in order of delivery: the queue's view, without messages that it leaves to others.
 
-A queue that asks for nothing special offers its view as it is. Consumers that take the same messages share the view for
-a while: each begins with its own part of it.
+A queue without special rules offers its view as it is. Consumers that race for messages share the view for a while:
+each begins with its own part of it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ UNTOUCHED = "no message was touched"
 
 @dataclass
 class CameBack:
-    """What is left to others of a message that was handled by records, see `Offers.once`.
+    """What came back of a message that was handled by records, see `Offers.once`.
 
     Attributes:
-        records: the names of those of its records that came back, each as a message.
-        is_to_be_taken: whether what is left of the message is not left to others, as no handler has had it.
+        records: the names of its records that came back, each as a message.
+        is_to_be_taken: whether the rest of the message may be taken again, as no handler has had it.
     """
 
     records: list[Name] = field(default_factory=list)
@@ -64,18 +64,17 @@ class Offers:
     """The messages that one subscription may take.
 
     Args:
-        context: the queue.
-        presence: the subscription's sign of life; None where its claims outlive it.
+        presence: the subscription's sign of life; None if its claims outlive it.
         filter: which messages it takes; None for all.
         owners: the owners of its next claims.
-        deadline: returns when the lease of a claim runs out that is made now, in ms since 1970; 0 for never.
+        deadline: returns when the lease of a claim made now runs out, in ms since 1970; 0 for never.
 
     Attributes:
-        view: what is left of the present piece of the view; each message is offered once.
+        view: the rest of the present piece of the view; each message is offered once.
         listings: how many listings there were until now.
         losses: how many races for a message were lost since the last claim.
         routes: the queue's routes, as `attend` saw them last.
-        frozen: whether only what waited at one moment is offered.
+        frozen: whether it offers only what waited at one moment.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Offers:
         return math.inf if due is None else (due - self._context.clock.now_ms()) / 1000
 
     def attend(self) -> None:
-        """Look which routes are in use; list again where the view is too old; offer nothing while it is paused."""
+        """Read which routes are in use; list again if the view is too old; offer nothing while the queue is paused."""
         with error_context(UNTOUCHED):
             self.routes.refresh()
         if self._target.stale and not self.frozen:
@@ -143,21 +142,21 @@ class Offers:
 
     def freeze(self) -> None:
         """Offer from now on only what waits at this moment."""
-        self._target.depth = None  # what lies behind a bounded view could only be found by a later listing
+        self._target.depth = None  # only a later listing could find what lies behind a bounded view
         self.refresh()
         self.frozen = True
 
     def more(self, listings: int) -> bool:
-        """Offer the next piece of the view, or what lies behind it, or a new listing; return False where there is none.
+        """Offer the next piece of the view, or what lies behind it, or a new listing; return False at the end.
 
         Args:
-            listings: how many there were when the look for a message began: each look lists once.
+            listings: how many there were when the attempt to receive began: each attempt lists once.
         """
         if self.frozen and self._show_settled():
             return True
         listed = self.frozen or self.listings > listings
         if not listed and self._target.worn:
-            self.refresh()  # instead of what the others left of their parts: some of it they took themselves
+            self.refresh()  # better than the others' parts of the view, of which they took some messages
             return True
         if self._go_on():
             return True
@@ -186,7 +185,7 @@ class Offers:
         return self._presence.position() if self._presence is not None and self.are_shared else (0, 1)
 
     def _show_settled(self) -> bool:
-        """Offer what waited when the view was frozen, and has settled since."""
+        """Offer files that waited when the view was frozen, and have settled since."""
         if self.settles_in > 0:
             return False
         with self._listing():
@@ -205,7 +204,7 @@ class Offers:
         return True
 
     def _compose(self) -> None:
-        """Offer the view as it is, or by the tests that are needed now."""
+        """Offer the view as it is, or filtered by the tests that are needed now."""
         view = self._target.view
         asks = self._matches or self._acked or self._unclaimable or self._returned or self._returning
         self.view = filter(self._takes, view) if asks else view
@@ -216,7 +215,7 @@ class Offers:
         self._compose()
 
     def next(self) -> MessageFile | None:
-        """Return what was put back, else the next message of the view, wanted or not; None at its end."""
+        """Return the message that was put back, else the next of the view, wanted or not; None at its end."""
         again, self._again = self._again, None
         return next(self._target.view, None) if again is None else again
 
@@ -250,7 +249,7 @@ class Offers:
         return not self.settle_acked(file) and self.wants(file)
 
     def settle_acked(self, file: MessageFile) -> bool:
-        """Archive a message whose ack came before it; return False where it is to be delivered."""
+        """Archive a message whose ack came before it; return False if it is to be delivered."""
         if not self._acked or file.name.id not in self._acked:
             return False
         try:
@@ -260,7 +259,7 @@ class Offers:
             return True
 
     def wants(self, file: MessageFile) -> bool:
-        """Return whether the subscription may take a message, as far as its filter and its memory say."""
+        """Return whether its filter, and what it remembers, let the subscription take a message."""
         return (
             (self._matches is None or self._matches(file))
             and file.filename not in self._unclaimable
@@ -271,14 +270,14 @@ class Offers:
 
     @property
     def passes_over(self) -> bool:
-        """Whether it leaves messages that came back to others."""
+        """Whether it remembers messages that came back, and leaves them to others."""
         return bool(self._returned)
 
     @contextmanager
     def once(self, message: Message) -> Iterator[CameBack]:
-        """Leave a message to others if it comes back within the block; until it ends, every message of its id.
+        """Do not take this message again in this run if it comes back within the block.
 
-        That includes each record of it that becomes a message.
+        The same holds for each record of it that becomes a message. Within the block, take no message of its id.
         """
         sidecars = self._context.sidecars
         claimed = sidecars.parse(message.name)
@@ -300,7 +299,7 @@ class Offers:
             self._returning.remove(claimed.id)
 
     def has_returned(self, file: MessageFile) -> bool:
-        """Return whether a message came back before, or may be what comes back at this moment."""
+        """Return whether a message came back before, or may be coming back at this moment."""
         if not self._returned and not self._returning:
             return False
         name = file.name
@@ -343,7 +342,7 @@ class Offers:
         """Move a waiting message, unclaimed, into the folder of the first route that takes it; return the route's name.
 
         Returns:
-            None where no route took it: it stays in target/, has expired, or another process moved it.
+            None if no route took it: it stays in target/, has expired, or another process moved it.
         """
         _, own_name = naming.next_delivery(self._context, file)
         for route in self.routes.taking(file, own_name):
@@ -361,9 +360,9 @@ class Offers:
     # -- what becomes of a claim -----------------------------------------------------------------------------
 
     def pass_over(self, file: MessageFile, error: StorageError) -> None:
-        """Go on with the other messages, which may be as good as before; `raise_refused` raises the error later.
+        """Go on with the other messages; `raise_refused` raises the error later.
 
-        Where a file system never has room for a claim's name, nothing but another name helps: that is logged once.
+        If the file system has no room for a claim's name, only another name helps: this is logged once.
         """
         if error.errno != errno.ENAMETOOLONG:
             self._refused = self._refused or error
@@ -379,13 +378,13 @@ class Offers:
         )
 
     def raise_refused(self) -> None:
-        """Raise what refused a claim since the last listing, as there is no other message to take."""
+        """Raise the first error of a claim since the last listing, as there is no other message to take."""
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
 
     def defer(self, file: MessageFile) -> bool:
-        """Offer a file later that could not be claimed, if that is because somebody writes to it again."""
+        """Offer a file later if it could not be claimed because somebody writes to it again; return whether so."""
         with error_context(UNTOUCHED):
             due = self._context.settling.settles_at(file)
         if due:

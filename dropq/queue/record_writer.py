@@ -40,11 +40,10 @@ class _Bundle:
     """The records of one message.
 
     Attributes:
-        records: its records.
-        future: what becomes of them; None if nobody waits for that.
+        future: what becomes of its records; None if nobody waits for that.
         size: how many bytes its body has.
         since: when its first record was taken, by `time.monotonic()`.
-        home: the queue for which it has its name; "" as long as it has none.
+        home: the queue for which it has its name; "" while it has no name.
         file, id, not_before: the name, the message's id, and when it may be delivered, in ms.
         sent: what became of it, once it is visible, or discarded.
     """
@@ -222,19 +221,19 @@ class RecordWriter:
         return to_json(record).encode()
 
     def _begin(self, bundle: _Bundle) -> None:
-        """Note when the first record of a bundle is taken, as the writer's thread sends it when it has lingered."""
+        """Note when the first record of a bundle was taken; wake the writer's thread, which sends it after `linger`."""
         bundle.since = time.monotonic()
         if self._linger is not None:
             self._call_thread()
 
     def _end_open(self) -> _Bundle:
-        """Let the open bundle be full, unless it is empty; return the open one."""
+        """End the open bundle, unless it is empty; return the bundle that is open now."""
         if self._bundles[-1].records:
             self._bundles.append(_Bundle(len(self._head)))
         return self._bundles[-1]
 
     def _make_room(self) -> None:
-        """Send the full bundles; raise what refuses them, where there is no room."""
+        """Send the full bundles; if there is no room then, raise the error that refused them."""
         if (refused := self._send_full()) is not None and self._held >= self._most:
             refused.add_note("the record was not taken")
             raise self._told(refused)
@@ -377,7 +376,7 @@ class RecordWriter:
         sender._send_staged(bundle.sent, Sent(bundle.id, True, context.name), bundle.file, bundle.not_before)
 
     def _awaited(self, *, forget: bool = False) -> list[Future[Sent]]:
-        """Return the futures of what waits; `forget` them where the queue refuses it: the records stay."""
+        """Return the futures of the records that wait; `forget` them if the queue refuses these, which stay."""
         with self._lock:
             futures = [bundle.future for bundle in self._bundles if bundle.future is not None]
             for bundle in self._bundles if forget else ():
@@ -407,7 +406,7 @@ class RecordWriter:
         self._is_handed_over = True
 
     def _call_thread(self) -> None:
-        """Let the writer's thread see what is to do; start it if there is none."""
+        """Wake the writer's thread; start it if it does not run."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="dropq-records", daemon=True)
             thread.start()  # first: where no thread can start, the next record tries again, and `close` waits for none

@@ -29,7 +29,7 @@ class Request(Protocol):
 
     @property
     def correlation_id(self) -> str | None:
-        """Its correlation id."""
+        """The message's correlation id."""
 
     @property
     def reply_to(self) -> str | None:
@@ -44,7 +44,7 @@ class ReplyQueue(Sender):
 
 
 def reply_queue(request: Request) -> Sender:
-    """Open the queue that a message's answers go to; if it is not there, the root's dead-letter queue takes them.
+    """Open the queue that a message's answers go to; if it is missing, the root's dead-letter queue takes them.
 
     Raises:
         ValueError: the message has no reply_to.
@@ -59,15 +59,14 @@ def reply_queue(request: Request) -> Sender:
             f"{of_message} has no reply_to: send the answer to a queue that you name, or let the sender give a "
             "reply_to; nothing was sent"
         )
+    root, address = request.context.root, name.removeprefix(names.TOPIC_REPLY)
     try:
-        context = _open(request.context.root, name.removeprefix(names.TOPIC_REPLY))
+        context = _open(root, address)
         view = context.config
-        if view.underlying_topic is not None:  # what is sent to a view is published to its topic
-            context = _open(request.context.root, view.default_publish_target or view.underlying_topic)
+        if view.underlying_topic is not None:  # a send to a view is published to its topic
+            context = _open(root, view.default_publish_target or view.underlying_topic)
         return ReplyQueue(context)
     except (InvalidName, NoSuchQueue) as error:
-        address = name.removeprefix(names.TOPIC_REPLY)
-        root = request.context.root
         if isinstance(error, NoSuchQueue) and (sender := missing_queue_sender(root, address)) is not None:
             return sender
         if names.is_temporary(name):

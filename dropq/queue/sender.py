@@ -1,6 +1,6 @@
 """The sending half of a queue: a body goes to working/, and one rename into target/ sends it.
 
-Whatever fails before that rename leaves nothing that a consumer could see, and takes what it wrote away again.
+If a step before that rename fails, the sender removes the staged file; no consumer could see it.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Sender:
     """What sends to a queue; `Queue` is one."""
 
     name: str
-    #: What the names of its messages say that no argument of a send says, by attribute of `Name`.
+    #: What its messages' names say besides the arguments of a send, by attribute of `Name`.
     _marks: Mapping[str, Any] = {}
-    #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
+    #: The limits of sends, from the first send on, and when to ask them again, by `time.monotonic()`.
     _limits: SendLimits | None = None
     _asks_at = 0.0
-    #: Whether it waits where the queue makes senders wait; else it raises MustWait.
+    #: Whether it waits if the queue makes senders wait; else it raises MustWait.
     _waits = True
-    #: What takes its messages while it is full, by name, once it was.
+    #: The senders that took its messages while it was full, by name.
     _overflowing: Mapping[str, Sender] = {}
     #: What sends, once the queue is open.
     _opened: Outlet | None = None
@@ -102,25 +102,25 @@ class Sender:
         return frozenset(other._destination.name for other in self._overflowing.values())
 
     def _missing_queue_sender(self) -> Sender | None:
-        """Return what takes the messages if the queue is not there, and not away; None if it is, or nothing does."""
+        """Return the dead-letter sender if the queue is missing, and not away; else, or without such a queue, None."""
         return None
 
     def _overflow(self, full: QueueFull) -> Sender | None:
-        """Return what takes the messages instead while the queue is full; None if nothing does."""
+        """Return the sender to the queue of the overflow selector; None without one."""
         return None
 
     def _instead(self, refused: QueueFull | NoSuchQueue) -> Sender:
-        """Return what takes the messages instead, as this is full, or not there; raise the error if nothing does."""
+        """Return the sender to use instead of this, whose queue is full or missing; raise the error without one."""
         other = self._overflow(refused) if isinstance(refused, QueueFull) else self._missing_queue_sender()
         if other is None:
             raise refused
         return other
 
     def _to_who_takes(self, send: Callable[[Sender], T], *, once: bool = False) -> T:
-        """Return what a call with this returns; or, if this is full or not there, with what takes the messages instead.
+        """Call `send` with this sender; or, if its queue is full or missing, with the sender to use instead.
 
-        Where the call can be made `once` only, as it reads what it sends, this looks first whether the queue is there;
-        whether there is room is asked before anything is read.
+        A call that can be made only `once`, as it reads a stream, is preceded by a check that the queue is there; it
+        asks for room before it reads anything.
         """
         sender = (self._missing_queue_sender() or self) if once else self
         try:
@@ -226,7 +226,8 @@ class Sender:
         try:
             self._send_into(sent, messages)
         except BaseException as error:
-            error.add_note(_so_many(sent))
+            count = sum(1 for one in sent if one.accepted)
+            error.add_note(f"{count} messages of this send_many were sent before the error")
             if isinstance(error, QueueFull):
                 error.sent = sent
             raise
@@ -253,7 +254,7 @@ class Sender:
             batch = batch[admitted or 1 :]
 
     def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
-        """Return what is told of a message that is discarded: it is not looked at any more."""
+        """Return the result for a discarded message."""
         chosen = message.get("message_id") if isinstance(message, Mapping) else None
         return Sent(chosen or self._destination.root.ids.next(), False, "")
 
@@ -339,10 +340,8 @@ class Sender:
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
-        one, moved = (
-            Sent(message_id, True, self._destination.name),
-            source if move and isinstance(source, str) else None,
-        )
+        one = Sent(message_id, True, self._destination.name)
+        moved = source if move and isinstance(source, str) else None
         if moved is not None and self._adopted(moved):
             try:
                 self._send_staged(sent, one, file, not_before, adopted=moved)
@@ -364,10 +363,7 @@ class Sender:
                 raise
 
     def _send_staged(self, sent: list[Sent], one: Sent, file: str, not_before: int, *, adopted: str = "") -> None:
-        """Send a staged file, or an adopted one; add what became of it to a list, and take it away if it was not sent.
-
-        An adopted file stays where it is then.
-        """
+        """Send a staged or adopted file; add the result to a list; if it was not sent, remove a staged file."""
         staged, is_sent = adopted or f"{self._destination.layout.working}/{file}", False
         try:
             sent.append(one)  # first: an interrupt finds it there as soon as it is sent
@@ -496,9 +492,9 @@ class Sender:
         return context.sidecars.fit(made), message_id, not_before
 
     def _admit_job(self, count: int) -> Sender | None:
-        """Let in a job of so many messages as a whole, after a wait where one is due.
+        """Let in a job of `count` messages as a whole, after a wait if the queue makes senders wait.
 
-        Return what lets it in: this, or what takes the messages while the queue is full; None where it is discarded.
+        Return the sender that lets it in: this, or that of the overflow selector; None if the job is discarded.
         """
         try:
             return self if self._admit(count, whole=True) else None
@@ -516,7 +512,7 @@ class Sender:
         return admitted
 
     def _stop_waiting(self) -> None:
-        """Raise MustWait from now on where the queue makes senders wait; a signal handler may ask for this."""
+        """Raise MustWait from now on if the queue makes senders wait; a signal handler may call this."""
         self._waits = False
         if self._limits is not None:
             self._limits.stop_waiting()
@@ -528,7 +524,7 @@ class Sender:
         return SendLimits(self._destination.name, self._destination, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
-        """Return the file names of so many messages that have nothing to say but their class."""
+        """Return the file names of `count` messages that have no header but their class."""
         return [names.plain_name(message_id, 4, message_class) for message_id in self._destination.root.ids.take(count)]
 
     def _in(self, period: Duration) -> int:
@@ -550,12 +546,6 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
     if not -(2**31) <= headers.priority < 2**31:
         raise ValueError(f"priority {headers.priority}: an integer from -2147483648 to 2147483647")
     return message_class
-
-
-def _so_many(sent: list[Sent]) -> str:
-    """Return a note that says how many messages of a send_many were sent before an error."""
-    count = sum(1 for one in sent if one.accepted)
-    return f"{count} messages of this send_many were sent before the error"
 
 
 def _body_of(message: Mapping[str, Any]) -> bytes | str:

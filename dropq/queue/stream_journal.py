@@ -65,7 +65,7 @@ def runs(context: QueueContext) -> frozenset[str]:
 
 
 def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
-    """Return the marker of a claim whose lease ran out: its key in a batch, if one of `streams` had it; else ""."""
+    """Return the marker of a claim whose lease ran out: its key in a batch if a run in `streams` had it, else ""."""
     return batch_key(claim.filename) if claim.subscription in streams else ""
 
 
@@ -106,7 +106,7 @@ class Journal:
         check_semantics(context)
         self.lease = subscription.lease
         self._context = context
-        self._folder = f"{self._context.layout.streams}/{stream}"
+        self._folder = f"{context.layout.streams}/{stream}"
         self._lock = threading.RLock()
         #: The batches that this run holds; their messages by their batch keys.
         self._batches: dict[int, dict[str, Message]] = {}
@@ -146,7 +146,7 @@ class Journal:
         """Make a batch of waiting messages, unless the batch exists; return how many messages it has.
 
         Args:
-            batch: the number of the batch, one more than the last settled batch.
+            batch: one more than the last settled batch.
             limit: the most messages; None for all that wait. Messages that an earlier run claimed may exceed it.
 
         Raises:
@@ -203,7 +203,7 @@ class Journal:
             return list(self._batches[batch].values())
 
     def note_bad_bodies(self, batch: int) -> BadBodyNotes:
-        """Return where the tasks that read a batch note which messages are to be rejected when it is settled."""
+        """Return the notes in which tasks that read a batch say which messages are to be rejected with it."""
         with self._lock, self._error_context():
             notes = self._own_notes(batch)
             notes.begin()

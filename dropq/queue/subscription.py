@@ -3,9 +3,9 @@
 A subscription never gives a message to two callers, and holds no more than its backlog allows. It may be used by
 several threads; after a fork the child has to open its own.
 
-No lock keeps out a signal handler, which may use the subscription at any moment of its own thread. So a handler cannot
-enter the look for a message that it interrupted: its receive returns None, and its close leaves the end to the look.
-The attempt still has a sign of life for what it claims, and returns that before it ends.
+No lock keeps out a signal handler, which may use the subscription at any moment of its own thread. If the handler
+interrupts an attempt to receive, its own receive returns None, and its close lets the attempt end the subscription. The
+attempt still has a sign of life for what it claims, and returns that before it ends.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ log = logging.getLogger("dropq")
 
 #: How many messages an error names.
 SHOWN = 3
-#: Seconds until a waiting consumer tries again for a file that has settled, at the least.
+#: The fewest seconds until a waiting consumer tries again for a file that has settled.
 SETTLED_LOOK = 0.02
 
 _ALPHABET = string.digits + string.ascii_lowercase
 
 
 class SweepOnTheWay(Protocol):
-    """The sweep that a consumer does between its looks for a message; upkeep/sweep.py has it.
+    """The sweep that a consumer does between its attempts to receive; upkeep/sweep.py has it.
 
     Attributes:
         again: when it is due again, by `time.monotonic()`.
@@ -73,13 +73,13 @@ class SweepOnTheWay(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is in the middle of an upkeep: slices of it are to follow."""
+        """Whether an upkeep has begun, and slices of it are to follow."""
 
     def run(self, *, idle: bool = False) -> object:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
 
     def found_nothing(self) -> None:
-        """Do what the queue's selectors say with what the consumer leaves to others, if that is due."""
+        """Run the queue's selectors on messages that the consumer leaves to others, if that is due."""
 
     def close(self) -> None:
         """End what it keeps open."""
@@ -89,8 +89,7 @@ class Subscription:
     """A consumer of one queue.
 
     Args:
-        context: the queue.
-        client_id: who holds what it claims, for people who read processing/.
+        client_id: the holder's name, for people who read processing/.
         max_backlog: how many messages it may hold at once; None for no limit.
         lease: seconds after which a claim runs out; None for never.
         filter: which messages it takes; None for all.
@@ -163,8 +162,8 @@ class Subscription:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
 
         Returns:
-            The message, or None when there was none in that time, it holds as many as it may already (max_backlog), or
-            it was closed meanwhile; also, at once, in a signal handler that interrupted its own thread's look for one.
+            The message; None if no message came in that time, it already holds as many as it may (max_backlog), or it
+            was closed meanwhile. A signal handler that interrupts its own thread's receive gets None at once.
         """
         if self._closed or self._forks != FORKS.count:
             self._refuse()
@@ -173,9 +172,9 @@ class Subscription:
         return message if message is not None else self._wait(news, timeout, None)
 
     def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
-        """Do what `receive` does; return None, too, once closed, and soon after it was given up and `_wake` was called.
+        """Do what `receive` does; return None once closed, or soon after it was given up and `_wake` was called.
 
-        The caller returns what was claimed after it was given up.
+        A caller that gave up returns a message that was claimed after that.
         """
         news = self._waiting.news
         message = self._next()
@@ -211,7 +210,7 @@ class Subscription:
         return self._receive_many(n, timeout, bool)
 
     def _receive_many(self, n: int, timeout: Duration | None, given_up: Callable[[], bool]) -> list[Message]:
-        """Do what `receive_many` does; take nothing more once it was given up, as `_receive` does."""
+        """Do what `receive_many` does; take no more messages once it was given up, as `_receive` does."""
         if n < 1 or (self.max_backlog is not None and n > self.max_backlog):
             most = "at least 1 is to be asked for"
             if n > 0:
@@ -271,7 +270,7 @@ class Subscription:
         return bundle
 
     def _check_bundle(self, bundle: Bundle) -> None:
-        """Refuse to go on behind a bundle of which records were taken and are not settled."""
+        """Raise BacklogReached if records of a held bundle were taken and are not settled."""
         if (message := bundle.message).held and bundle.cursor.open:
             raise BacklogReached(
                 f"message {message.id}: {len(bundle.cursor.open)} of its records were taken and are not settled: "
@@ -312,7 +311,7 @@ class Subscription:
             self._looped[message.owner] = looper
 
     def _check_loop(self, looper: object) -> None:
-        """Refuse to wait for messages that only the loop of this thread, or of this task, would settle."""
+        """Raise BacklogReached if only the loop that is about to wait could settle the messages that it waits for."""
         most = self.max_backlog
         if most is None or len(self._held) < most or self._closed or self._inherited:
             return
@@ -345,27 +344,27 @@ class Subscription:
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
             again = min(again, self._admission.policies.recheck)
-        # What has settled may be kept back by something else, such as a limit: then it is not looked for all the time.
+        # A limit, say, may keep back a file that has settled: so this is not 0 all the time.
         return max(min(again, max(self._offers.settles_in, SETTLED_LOOK)), 0.001)
 
     @property
     def _held_up(self) -> bool:
-        """Whether what waits is kept back: by a policy of the queue, or as somebody may still write to it."""
+        """Whether messages wait that a policy keeps back, or that somebody may still write to."""
         is_settling = self._offers.are_settling or self._sweep.settles_at > 0
         return is_settling or (self._admission is not None and self._admission.policies.must_wait)
 
     @property
     def _waits_for_passed_over(self) -> bool:
-        """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
+        """Whether a barrier keeps messages back, and may itself wait for messages that this one passes over."""
         is_kept = self._admission is not None and self._admission.policies.decision.why == "barrier"
         return is_kept and self._offers.passes_over
 
     def _once(self, message: Message) -> AbstractContextManager[CameBack]:
-        """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
+        """Do what `Offers.once` does."""
         return self._offers.once(message)
 
     def _snapshot(self) -> None:
-        """Offer from now on only what waits at this moment, once what is due has come, such as what topics hold."""
+        """Sweep if that is due, as it may deliver messages; from then on offer only what waits at this moment."""
         self._next(self._freeze)
 
     def _freeze(self) -> None:
@@ -437,7 +436,7 @@ class Subscription:
                 return None
 
     def _attend(self) -> None:
-        """Do what is not done for each message: sweep, look for read-locks and routes, replace an old view."""
+        """Do what is not done for each message: sweep, read read-locks and routes, replace an old view."""
         self._sweep_if_due()
         self._offers.attend()
         # A view of many messages is kept longer than a read-lock may go unseen.
@@ -515,7 +514,7 @@ class Subscription:
     # -- ending ----------------------------------------------------------------------------------------------
 
     def _give_back_but(self, owners: Collection[str]) -> int:
-        """Give back, uncounted, all of its claims but those of some owners; return how many it gave back."""
+        """Give back its claims, uncounted, except those of `owners`; return how many it gave back."""
         returned = 0
         with self._context.error_context("what is still held returns with the next sweep"):
             claims = claims_of(self._context, self.id)
@@ -529,8 +528,8 @@ class Subscription:
     def close(self) -> None:
         """Return what it holds to target/, counted as a delivery, and end; closing twice is no error.
 
-        In a signal handler that interrupted its own thread's look for a message, it ends when that look does, which
-        returns what it has found, uncounted.
+        If a signal handler calls this, and interrupted its own thread's receive, that receive ends the subscription,
+        and returns what it has claimed, uncounted.
         """
         if self._inherited:
             return

@@ -1,6 +1,6 @@
 """The wait of a subscription's threads for the next message: woken by the file system, or by another thread.
 
-Threads wait in turns. What ended one thread's wait may be for the next thread, too, which looks when its turn comes.
+Threads wait in turns. An event that ended one thread's wait may concern the next thread, too, which tries in its turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Waiting:
         moved_in: called with the name of each file that an event says was moved into `folder`.
 
     Attributes:
-        news: another object each time that there may be something new to look for.
+        news: another object each time that there may be a new message.
         waits: whether a thread waits.
     """
 
@@ -58,7 +58,7 @@ class Waiting:
         next_attempt: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
-        """Try to receive each time that there may be a message; return None when the time is over, or once closed.
+        """Try to receive each time that there may be a message; return None at the end of the time, or once closed.
 
         Args:
             news: what `self.news` was before the caller's own attempt, which found nothing.
@@ -70,38 +70,28 @@ class Waiting:
             return None
         waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
         try:
-            return self._attempt_again(news, until, attempt, next_attempt, given_up)
+            watch = self._watch = self._watch or Watch(self._folder, leaving=self._leaving, moved_in=self._moved_in)
+            if self._closed:  # RACE: a later close finds the watch, and an earlier close is seen here
+                self._watch = None
+                return None
+            watch.begin()
+            while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
+                if news is self.news:  # RACE: the thread that gives up says so first, and then brings news
+                    watch.wait(min(left, next_attempt()))
+                    self.news = object()
+                news = self.news
+                began = time.thread_time()
+                if (message := attempt()) is not None:
+                    return message
+                if (took := time.thread_time() - began) > self._timing.long_attempt:  # at many messages for others
+                    rest = min(took, RESCAN) * self._timing.listing_share
+                    self._rest(watch, min(until, time.monotonic() + rest), given_up)
+            return None
         finally:
             self.waits = waits
             self._turn.release()
             if waits:
                 self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
-
-    def _attempt_again(
-        self,
-        news: object,
-        until: float,
-        attempt: Callable[[], Message | None],
-        next_attempt: Callable[[], float],
-        given_up: Callable[[], bool],
-    ) -> Message | None:
-        watch = self._watch = self._watch or Watch(self._folder, leaving=self._leaving, moved_in=self._moved_in)
-        if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
-            self._watch = None
-            return None
-        watch.begin()
-        while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
-            if news is self.news:  # RACE: who gives up says so first, and then brings news
-                watch.wait(min(left, next_attempt()))
-                self.news = object()
-            news = self.news
-            began = time.thread_time()
-            if (message := attempt()) is not None:
-                return message
-            if (took := time.thread_time() - began) > self._timing.long_attempt:  # at many messages for others
-                rest = min(took, RESCAN) * self._timing.listing_share
-                self._rest(watch, min(until, time.monotonic() + rest), given_up)
-        return None
 
     def _rest(self, watch: Watch, until: float, given_up: Callable[[], bool]) -> None:
         """Wait without an attempt, unless the subscription is closed, or the wait given up."""
