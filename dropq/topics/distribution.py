@@ -1,9 +1,8 @@
-"""Distribution: what is published to a topic becomes a copy for each of its receivers, by one commit.
+"""Distribution: a message published to a topic becomes a copy for each of its receivers, by one commit.
 
-A publisher, a consumer of a receiver, a sweep or a router may distribute, any number at once: the claim decides who
-does. Filters and room are looked at before the claim, and again for the receivers that stand after it. A message that
-cannot be
-distributed now holds the topic, so that messages arrive in their order: those behind it wait, too.
+A publisher, a consumer of a receiver, a sweep or a router may distribute, any number at once: the claim decides which
+process does. A distributor asks for filters and room before the claim, and again after it for receivers that are new
+then. A message that cannot be distributed now holds the topic, so that messages arrive in order: later ones wait, too.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ from dropq.topics.receivers import Receiver, Receivers
 
 log = logging.getLogger("dropq")
 
-#: Bytes, and copies, that are written from memory between two looks at the lease.
+#: Bytes, and copies, that are written from memory between two checks of the lease.
 AT_ONCE, COPIES_AT_ONCE = COPIED_AT_ONCE, 1000
 #: Bytes up to which a body is read once and written from memory.
 IN_MEMORY = 1 << 20
-#: Seconds after which a publisher that waits for another distributor looks again.
+#: Seconds after which a publisher that waits for another distributor tries again.
 RECHECK = 0.02
 #: Seconds for which a publisher waits for another distributor, which may be dead, or may not reach a receiver.
 OTHERS = 10.0
-#: The warning of what holds a topic is repeated after this many seconds.
+#: Seconds after which the warning that a topic is held is repeated.
 WARN_EVERY = 60.0
 
 _ALPHABET = string.digits + string.ascii_lowercase
@@ -77,13 +76,13 @@ class Distributor:
         self._forks = FORKS.count
         self._paused = False
         self._refresh_at = 0.0
-        self._empty: frozenset[str] = frozenset()  # what lay in target/ last when nothing waited
+        self._empty: frozenset[str] = frozenset()  # the names in target/ when no message waited last
         self._warned: dict[str, float] = {}
         #: How many messages went to which route until now.
         self.routed: Counter[str] = Counter()
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
         self.held_by = ""
-        #: When the first file settles that the last run left out, in ms since 1970; 0 if it left out none.
+        #: When the first of the files settles that the last run left out, in ms since 1970; 0 if it left out no file.
         self.settles_at = 0
 
     @property
@@ -103,10 +102,10 @@ class Distributor:
     # -- one message -------------------------------------------------------------------------------------------------
 
     def claim_staged(self, file: str) -> Claim | None:
-        """Return a claim for a staged file that is about to be published; None where it is to wait in target/ first.
+        """Return a claim for a staged file that is about to be published; None if it has to wait in target/ first.
 
-        It waits while the topic is paused, and behind what waits already. Where that cannot be told, or this process
-        cannot show that it lives, the file is to be sent as a script does it, too.
+        It waits while the topic is paused, or other messages wait. If neither is known, or this process cannot show
+        that it lives, send the file into target/; another process distributes it.
         """
         try:
             if self._is_paused() or self._has_waiting():
@@ -129,7 +128,7 @@ class Distributor:
         """Distribute a message that this process has just published; return whether every receiver has it.
 
         Args:
-            claim: its claim; None where it waits in target/.
+            claim: its claim; None if it waits in target/.
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
@@ -170,27 +169,22 @@ class Distributor:
             self._watch = self._watch or Watch(self.context.layout.processing)
             self._watch.wait(min(left, RECHECK))
 
-    def _bears(self, file: str) -> Callable[[str], bool]:
-        """Return what tells by its name whether a file is the message of a file name."""
-        return names.bears(self.context.sidecars.parse(file).id)
-
     def _has_waiting(self) -> bool:
         """Return whether a message waits to be distributed."""
         with error_context("whether a message waits is not known"):
             found = self._target.names()
-            if found is not self._empty and any(map(self._may_wait, found)):
+            ignored, target = self.context.sidecars.ignored, self.context.layout.target
+            if found is not self._empty and any(
+                not ignored(file) and not reading.is_folder(f"{target}/{file}") for file in found
+            ):
                 return True
         self._empty = found
         return False
 
-    def _may_wait(self, file: str) -> bool:
-        """Return whether what lies in target/ under a name may be a message."""
-        return not self.context.sidecars.ignored(file) and not reading.is_folder(f"{self.context.layout.target}/{file}")
-
     def _is_on_its_way(self, file: str) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
-        layout, bears = self.context.layout, self._bears(file)
-        for _ in range(2):  # RACE: a sweep may take it back from processing/ to target/ between two looks
+        layout, bears = self.context.layout, names.bears(self.context.sidecars.parse(file).id)
+        for _ in range(2):  # RACE: a sweep may take it back from processing/ to target/ between two listings
             with error_context("whether the message is distributed is not known"):
                 names_now = [*reading.names_in(layout.target), *reading.names_in(layout.processing)]
                 names_now += [file.filename for file in committed_files(self.context)]
@@ -203,8 +197,7 @@ class Distributor:
     def run(self, *, stopped: Callable[[], bool] = bool) -> int:
         """Distribute what waits, in order, until a message holds the topic; return how many were distributed.
 
-        Args:
-            stopped: whether to end after the message at hand.
+        `stopped` says whether to end after the message at hand.
 
         Raises:
             DropqError: the topic is gone, or cannot be used.
@@ -225,7 +218,7 @@ class Distributor:
                         continue
                     break
                 try:
-                    if self._expired(file):
+                    if has_expired(self.context, file) and Moves(self.context).expire_waiting(file):
                         continue
                     count += self._distribute(file, again=again) is not None
                     again = True
@@ -257,13 +250,10 @@ class Distributor:
         return Decision(True, "ready", text, tuple(receiver.address for receiver in chosen))
 
     def what_holds(self) -> str:
-        """Return why the first message that waits cannot be distributed now; "" if it can, or none waits."""
+        """Return why the first message that waits cannot be distributed now; "" if it can, or no message waits."""
         first = next(view_of(self.context).files(), None)
         found = None if first is None else self.decide(first)
         return "" if found is None or found.allowed else found.detail
-
-    def _expired(self, file: MessageFile) -> bool:
-        return has_expired(self.context, file) and Moves(self.context).expire_waiting(file)
 
     def _hold(self, why: str) -> None:
         self.held_by = why
@@ -286,12 +276,10 @@ class Distributor:
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def _distribute(self, file: MessageFile, *, again: bool) -> bool | None:
-        """Claim a message that waits, and distribute it; return whether all receivers have it, None if it was claimed.
+        """Claim a message that waits, and distribute it; return whether all receivers have it, None after a lost race.
 
-        Filters and room are looked at before the claim, so that what cannot be distributed now is not touched.
-
-        Args:
-            again: whether another message was distributed just before it.
+        It asks for filters and room before the claim, so that a message that cannot be distributed now is not touched.
+        `again` says whether another message was distributed just before.
 
         Raises:
             Unavailable: it cannot be distributed now, and waits.
@@ -302,7 +290,7 @@ class Distributor:
         except Unavailable:
             if not self._is_closed(file):
                 raise
-            asked, chosen = [], []  # a filter cannot read it: so it is claimed for that to be found again
+            asked, chosen = [], []  # a filter cannot read it: claim it, and find that again
         self._show()
         claim = self._claims.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
@@ -320,7 +308,7 @@ class Distributor:
         asked: Sequence[Receiver],
         chosen: Sequence[Receiver],
     ) -> bool:
-        """Distribute a claimed message, as `_share_out` does; give it back where that fails."""
+        """Distribute a claimed message, as `_share_out` does; give it back if that fails."""
         try:
             return self._share_out(claim, came_from, body, asked, chosen)
         except LeaseLost:
@@ -347,7 +335,7 @@ class Distributor:
         asked: Sequence[Receiver],
         chosen: Sequence[Receiver],
     ) -> bool:
-        """Distribute a claimed message; `asked` are the receivers that were looked at before, and `chosen` get it."""
+        """Distribute a claimed message; `asked` are the receivers that were asked before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
         if has_expired(self.context, claimed):
             self._claims.set_aside(claim, "expired", "time_limit")
@@ -407,7 +395,7 @@ class Distributor:
         return [receiver for receiver in matching if receiver.takes_all or receiver.has_room()]
 
     def _copied_name(self, claim: Claim) -> str:
-        """Return the file name of the copies: the message's own, without what happened to it here."""
+        """Return the file name of the copies: the message's own, without its counters and marks."""
         if not names.may_be_marked(claim.own_name) and "JMSXDeliveryCount" not in claim.own_name:
             return claim.own_name
         sidecars = self.context.sidecars
@@ -418,7 +406,7 @@ class Distributor:
     def _writer(
         self, claim: Claim, body: bytes | memoryview | None, receivers: Sequence[Receiver]
     ) -> Callable[[str, int, Sequence[str]], None]:
-        """Return what writes the copies into a staged folder."""
+        """Return the function that writes the copies into a staged folder."""
         storage = self.context.storage
         small, read_times = (body, None) if body is not None else self._small_body(claim)
         if False in [receiver.own_modes for receiver in receivers]:

@@ -1,4 +1,4 @@
-"""The topics that a queue is a receiver of: its consumers look now and then whether something waits there.
+"""The topics that a queue is a receiver of: its consumers check now and then whether a message waits there.
 
 A subscription gets the messages of its topic and of all topics below that; a view those of the topics that it names.
 """
@@ -33,7 +33,7 @@ class ReceiverTopics:
         self._keeps_at = 0.0
 
     def distributors(self) -> list[Distributor]:
-        """Return a distributor for each topic where something waits, or is under way."""
+        """Return a distributor for each topic where a message waits, or is under way."""
         return [each for each in self._all() if _is_busy(each.context)]
 
     def topics(self) -> list[QueueContext]:
@@ -65,7 +65,7 @@ class ReceiverTopics:
         return list(found.values())
 
     def _possible(self) -> Iterable[str]:
-        """Return the topics that it may be a receiver of; look at no others where its configuration names them."""
+        """Return the topics that it may be a receiver of; list no others if its configuration names them."""
         expression, root = self._context.config.underlying_topic, self._context.root.layout
         if expression is None:
             return topics(root, self._context.name.partition("/")[0])
@@ -80,8 +80,7 @@ class ReceiverTopics:
 
     def keep_ephemeral(self) -> None:
         """Show that the holder of an ephemeral subscription is there."""
-        layout = self._context.layout
-        now = time.monotonic()
+        layout, now = self._context.layout, time.monotonic()
         if layout.is_subscription and now >= self._keeps_at:
             self._keeps_at = now + TOUCH_INTERVAL
             touch(layout, self._context.storage)

@@ -1,8 +1,8 @@
 """The receivers of a topic: its subscriptions, those of the topics above it, and the views on it.
 
 A receiver is a destination with its rules: its filter, its room, whether it gets what its own client publishes. The
-receivers are listed for each message, after its claim. What is known of a receiver is kept while its folder and its
-file are the same.
+receivers are listed for each message, after its claim. An open receiver is kept while its folder and its files are the
+same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue, Unavailable
@@ -29,11 +30,11 @@ from dropq.topics.views import keep_noted, noted_expression, view_names
 
 log = logging.getLogger("dropq")
 
-#: What tells whether the files of a queue's configuration have changed.
+#: It differs if the files of a queue's configuration have changed.
 Version = list[tuple[int, ...] | None]
 #: Milliseconds in which a DropboxMQ makes the folders of a subscription, one by one.
 MAKING = 2000
-#: Seconds for which the configurations of the receivers are relied on before their files are looked at again.
+#: Seconds after which the files of the receivers' configurations are checked again.
 CONFIG_AGE = 1.0
 
 
@@ -72,14 +73,7 @@ class Receiver:
         return _version_of(self.context.layout) == self._version and is_known(self._topic.layout, self.destination)
 
     def wants(self, file: MessageFile, state: str, client: str) -> bool:
-        """Return whether it gets a message.
-
-        Args:
-            client: the publisher's client id; "" if it has none.
-
-        Raises:
-            Unavailable: its filter cannot be evaluated.
-        """
+        """Return whether it gets a message from a `client`; Unavailable if its filter cannot be evaluated."""
         if self._no_local is not None and self._no_local == client:
             return False
         decide = self._decide.get(state)
@@ -91,7 +85,7 @@ class Receiver:
         return wanted
 
     def has_room(self) -> bool:
-        """Return whether it takes one more message, and count that; Unavailable if it is full and the topic waits."""
+        """Return whether it takes another message, and count that; Unavailable if it is full and the topic waits."""
         if self._tally is None or self._tally.enter(1 + self._foreseen, whole=True):
             return True
         if self.context.config.overflow != "discard":
@@ -101,7 +95,7 @@ class Receiver:
         return False
 
     def foresee(self) -> None:
-        """Count a message that `has_room` let in as one that is about to come, not as one that was sent."""
+        """Count a message that `has_room` let in as about to come, and not as sent."""
         if self._tally is not None:
             self._tally.add(-1 - self._foreseen)
             self._foreseen += 1
@@ -127,16 +121,15 @@ class Receivers:
         self._broken: set[str] = set()
 
     def latest(self) -> list[Receiver]:
-        """Return the receivers of a moment ago if each takes every message, which spares a listing; else as `now`."""
+        """Return the last receivers without a listing if each takes every message; else do what `now` does."""
         latest = self._receivers
         return self.now() if latest is None or False in [receiver.takes_all for receiver in latest] else latest
 
     def now(self) -> list[Receiver]:
-        """Return the receivers that stand at this moment, each queue once; the same list as before where they are the
-        same.
+        """Return the present receivers, each queue once; the same list as before if they are the same.
 
         Raises:
-            Unavailable: one cannot be used now; the message waits for it.
+            Unavailable: a receiver cannot be used now; the message waits for it.
             OSError: they cannot be listed.
         """
         now = time.monotonic()
@@ -190,9 +183,9 @@ class Receivers:
         return receiver.destination.is_open or receiver.destination.is_in_place(self._topic.root.layout.path)
 
     def _refuse_undecided(self, found: list[list[reading.Subfolder]]) -> None:
-        """Raise Unavailable while a subscription that was taken away may come back: it is to get what is published.
+        """Raise Unavailable while a subscription that was taken away may come back, and get what is published.
 
-        RACE: one that came back since the listing, and so is in neither place, is found by another listing.
+        RACE: another listing finds a subscription that came back since the listing, and so is in neither place.
         """
         root = self._topic.root.layout.path
         for topic in self._above:
@@ -224,7 +217,7 @@ class Receivers:
         self._views = views
 
     def _view(self, name: str) -> Receiver | None:
-        """Open a noted view; return None for what is no queue, and for what cannot be used and is on other topics.
+        """Open a noted view; return None if it is no queue, or cannot be used and is on other topics.
 
         Raises:
             Unavailable: it cannot be used now, as it is away, and what is published waits for it.
@@ -243,7 +236,7 @@ class Receivers:
         return receiver
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether the note of a view names other topics than this; False where that cannot be told."""
+        """Return whether the note of a view names only other topics; False if that is not known."""
         try:
             expression = noted_expression(self._topic.root.layout, name)
             return bool(expression) and not underlies(expression, self._topic.name)
@@ -259,14 +252,14 @@ class Receivers:
             )
 
     def _linked(self, links: list[str], known: set[int]) -> Iterator[Receiver]:
-        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too."""
+        """Yield the queues of this root that are linked among the subscriptions, as DropboxMQ feeds them, too."""
         for link in links:
             name = linked_queue(self._topic.root.layout, link)
             if name is not None and reading.inode_behind(link) not in known and (receiver := self._opened(name)):
                 yield receiver
 
     def _opened(self, address: str) -> Receiver | None:
-        """Open a receiver, or raise Unavailable; return None for what is no queue, with a warning."""
+        """Open a receiver, or raise Unavailable; log a warning and return None if it is no queue."""
         topic = self._topic
         try:
             # RACE: before the configuration is read: what changes meanwhile is another version at the next refresh.
@@ -305,7 +298,7 @@ class Receivers:
     def _lacks_target(self, address: str) -> bool:
         """Return whether a receiver has no target/, and so was never whole: it must not hold the topic.
 
-        Where this user may not look, it may have one.
+        If this user may not see that, it may have a target/.
         """
         try:
             return not any(reading.exists(layout.target) for layout in layouts(self._topic.root.layout.path, address))
@@ -314,7 +307,7 @@ class Receivers:
 
 
 def _each_once(receivers: list[Receiver]) -> list[Receiver]:
-    """Leave out what is met twice, as a view that is also a link among the subscriptions."""
+    """Return the receivers without duplicates, such as a view that is also linked among the subscriptions."""
     seen: dict[int, Receiver] = {}
     for receiver in receivers:
         seen.setdefault(receiver.destination.identity.inode, receiver)
@@ -322,15 +315,14 @@ def _each_once(receivers: list[Receiver]) -> list[Receiver]:
 
 
 def _version_of(layout: QueueLayout) -> Version:
-    """Return what changes when a queue's configuration does, or the queue is another one of its name."""
+    """Return a value that differs if a queue's configuration has changed, or another queue has its name."""
     defaults = [f"{layout.topic}/queue.toml", layout.removed] if layout.is_subscription else []
     return [_file_version(path) for path in (layout.config_file, *defaults, layout.created)]
 
 
 def _file_version(path: str) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced or written; None if there is none."""
-    try:
+    """Return a value that differs if a file was replaced or written; None if it is missing."""
+    with suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None

@@ -104,8 +104,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
 def settle_config(layout: QueueLayout, store: Storage) -> None:
     """Put a topic's queue.toml beside `.incoming/`, unless one is there: it appears and goes with the topic, within it.
 
-    So of two that make a topic the second changes nothing, and who removes it leaves the file of a new one alone. What
-    is there counts, as an administrator wrote it meanwhile, and the topic's own is removed.
+    So of two processes that make a topic the second changes nothing, and a removal leaves the file of a new topic
+    alone. A file that is there counts, as an administrator wrote it meanwhile, and the topic's own is removed.
     """
     unsettled = unsettled_config(layout.topic)
     if not reading.exists(unsettled):
@@ -124,7 +124,7 @@ def settle_config(layout: QueueLayout, store: Storage) -> None:
 def unsettle_config(layout: QueueLayout, store: Storage) -> None:
     """Take the queue.toml of a topic that is to be removed into `.incoming/`, where it counts, too.
 
-    RACE: of two that remove a topic, the second finds it there, and leaves it: the first may be just at its rename.
+    RACE: of two processes that remove a topic, the second finds it there, and leaves it: the first may be renaming it.
     """
     store.make_folder(layout.private, parents=False)  # RACE: not of a topic that is gone
     with suppress(FileNotFoundError):
@@ -142,13 +142,13 @@ def subscribe(
 ) -> tuple[str, Holder | None]:
     """Make a subscription, unless it is there as it was asked for; return its address, and what holds it.
 
-    One of the same name and client with another filter, with local messages or without, or of another topic, is
-    removed as the new one comes, with what it holds, as JMS has it.
+    A subscription of the same name and client with another filter, another setting of local messages, or another topic
+    is removed with its messages as the new one appears, as JMS has it.
 
     Args:
         recovery_point: where in the topic's history a new one begins; None begins now.
         holds: it is ephemeral, and goes with this process.
-        force: also remove what routes of the one of before took; else that is a StorageError.
+        force: also remove messages that routes of the old subscription took; else they are a StorageError.
     """
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
@@ -194,8 +194,8 @@ def subscribe(
 def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object, *, force: bool) -> None:
     """Remove the subscriptions that a new one replaces.
 
-    RACE: of two processes that ask for the same, the first removes the subscription of before, and makes the new one;
-    the second must not remove that. So each looks again when it has the lock.
+    RACE: of two processes that ask for the same, the first removes the old subscription, and makes the new one; the
+    second must not remove that. So each lists them again when it has the lock.
     """
     with PolicyLock(topic).held(lambda: None) as alone:
         if not alone:
@@ -220,7 +220,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
 def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> Iterator[str]:
     """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without.
 
-    Anybody may make topics that this user may not look into: they are passed over, but for the one that is `asked` for.
+    Anybody may make topics that this user may not list: they are passed over, except the topic that is `asked` for.
     """
     stem = subscription._replace(no_local=False).folder
 
@@ -253,7 +253,7 @@ def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: obj
 
 
 def _filter_of(topic: QueueContext, address: str) -> object:
-    """Return the filter that a subscription was made with; None if it has none of its own."""
+    """Return the filter that a subscription was made with; None without a filter of its own."""
     root = topic.root
     layout = subscription_layout(topic.layout, address.partition("/")[2])
     settings = explain_queue(address, root.config, root.layout.config_file, layout)
@@ -261,10 +261,10 @@ def _filter_of(topic: QueueContext, address: str) -> object:
 
 
 def remove(root: RootContext, address: str, *, force: bool) -> None:
-    """Remove a subscription with what it holds; a copy that is on its way goes with it, or to the topic's error/.
+    """Remove a subscription with its messages; a copy on its way to it goes with it, or to the topic's error/.
 
-    What its routes took, and what is on its way to other file systems, goes by `force` alone; else it is a
-    StorageError, and nothing is changed. In use, it is Unavailable.
+    Only `force` also removes messages that its routes took, or that are on their way to other file systems; else they
+    are a StorageError, and nothing is changed. A subscription in use is Unavailable.
     """
     context = open_queue(root, address)
     with error_context(f"subscription {address} was not removed"):
@@ -301,7 +301,7 @@ def routed_error(context: QueueContext) -> StorageError:
 def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> bool:
     """Remove a subscription: from the rename on, it gets nothing, and nobody finds it; `force` as for `remove`.
 
-    None goes on with a hidden one, as that was begun. Return False if it is where it was, as it has such messages.
+    None goes on with the removal of a hidden subscription. Return False if it stays, as its routes took messages.
     """
     store, goes_on = Storage(lenient=True), force is None
     try:
@@ -345,7 +345,7 @@ def _rename_away(root: RootContext, layout: QueueLayout, store: Storage, *, forc
 
 
 def _take_hidden(root: RootContext, layout: QueueLayout) -> bool:
-    """Go on with the removal of a hidden subscription; return whether its folder is gone, or it is back."""
+    """Go on with the removal of a hidden subscription; return whether it is gone, or back."""
     with suppress(NoSuchQueue):  # RACE: another process was first
         take_away(root, layout, force=None)
     return not is_hidden(layout)
@@ -360,7 +360,7 @@ def remove_hidden(root: RootContext, topic: str) -> tuple[int, int]:
 
 
 def _end_routes(layout: QueueLayout, away: str) -> bool:
-    """Let no route take a message of a subscription that was taken away; if one took a message, bring it back.
+    """Let no route take a message of a subscription that was taken away; if a route has, bring the subscription back.
 
     RACE: a message may have come into a route's folder before the rename, and a move that was half-way comes into it
     even later. An empty folder is removed, and then nothing comes into it. A folder that is not empty stays, so a sweep

@@ -1,13 +1,13 @@
 """Views: queues that get what is published to the topics that their `underlying_topic` names.
 
-What is a view stands in its queue.toml. `.dropq/views/` of the root has a file for each, called after the queue, so
-that a publisher need not read every queue's configuration. The file has the view's `underlying_topic`: a view that
-cannot be opened holds only the topics that this names. It is written before the view appears, and when a view is opened
-whose file says something else. A file whose queue is gone, or is no view any more, is removed by a sweep of the root;
-that of a view that is away stays.
+A queue's queue.toml makes it a view. `.dropq/views/` of the root has a file for each view, of the queue's name, so that
+a publisher need not read every queue's configuration. The file has the view's `underlying_topic`: a view that cannot be
+opened holds only the topics that this names. It is written before the view appears, and again when a view is opened and
+its file says something else. A sweep of the root removes the file of a queue that is gone, or is no view any more; the
+file of a view that is away stays.
 
-A view appears, and is forgotten, under a lock: so no view stands without a file. Where there are no locks, a view that
-appeared as one of its name was forgotten has none for a moment: so it is written again after the view has appeared.
+A view appears, and is forgotten, under a lock: so each view has a file. Without locks, a view that appears while an
+older one of its name is forgotten may lack it for a moment: so the file is written again after the view has appeared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _alone(root: RootContext) -> Iterator[None]:
 
 
 def show_view(root: RootContext, name: str, expression: str, move: Callable[[], None]) -> None:
-    """Let a view appear by `move`, known to the publishers of its topics before: what is published then reaches it."""
+    """Let a view appear by `move`, after the publishers of its topics know it: they publish to it from then on."""
     with _alone(root):
         note_view(root.layout, name, expression)
         move()
@@ -68,7 +68,7 @@ def note_view(root: RootLayout, name: str, expression: str) -> None:
 
 
 def keep_noted(view: QueueContext) -> None:
-    """Note a view that was opened, unless it is known as what it is; this user need not be one who may."""
+    """Note a view that was opened, unless its note is right; this user may lack the right to."""
     expression = view.config.underlying_topic
     with suppress(OSError):  # the next user who may, and opens the view, does it
         if expression is not None and noted_expression(view.root.layout, view.name) != expression:
@@ -76,7 +76,7 @@ def keep_noted(view: QueueContext) -> None:
 
 
 def noted_expression(root: RootLayout, name: str) -> str:
-    """Return which topics a noted view is on, by its note; "" where that is not known."""
+    """Return which topics a noted view is on, by its note; "" if that is not known."""
     return (read_small(f"{root.views}/{name}") or b"").decode(errors="replace")
 
 
@@ -105,7 +105,7 @@ def forget_view(root: RootContext, name: str, storage: Storage) -> None:
 
 
 def _expression(root: RootContext, name: str) -> str | None:
-    """Return which topics a queue is a view on; None if it is no view, or gone; "" if that cannot be told now."""
+    """Return which topics a queue is a view on; None if it is no view, or gone; "" if that is not known now."""
     try:
         return open_queue(root, name).config.underlying_topic
     except NoSuchQueue:
@@ -115,7 +115,7 @@ def _expression(root: RootContext, name: str) -> str | None:
 
 
 def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
-    """Yield the links by which a DropboxMQ that publishes would feed the views, where they are missing, and their ends.
+    """Yield the missing links by which a DropboxMQ that publishes would feed the views, each with its destination.
 
     DropboxMQ takes every folder in `.subscriptions/` for a subscription, and follows links. Only a root that it shares
     needs them.

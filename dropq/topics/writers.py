@@ -1,4 +1,4 @@
-"""DropboxMQs that publish while a subscription is removed: its folder waits until they are done.
+"""DropboxMQs that publish while a subscription is removed: its folder stays until they are done.
 
 A DropboxMQ writes a message to working/ of the topic, then to that of each subscription, and renames the files as it
 commits. Without one of these folders its whole transaction fails, with what that sends to queues. So a subscription
@@ -22,7 +22,7 @@ from dropq.storage.files import Storage
 
 #: Seconds for which a removal waits; after that a sweep goes on with it.
 PATIENCE = 1.0
-#: Seconds between two looks.
+#: Seconds between two listings.
 RECHECK = 0.01
 #: Milliseconds after which a file in working/ of a subscription is that of a process that died.
 ABANDONED = 3_600_000
@@ -47,10 +47,10 @@ def is_forced(layout: QueueLayout) -> bool:
 def await_writers(root: RootContext, layout: QueueLayout) -> bool:
     """Wait a moment until no DropboxMQ is publishing to a subscription; return False if one still is.
 
-    What lies in working/ of a topic may also be a publish of dropq, which takes no notice of the folder, and a
-    DropboxMQ writes to the subscriptions at once after it. So of these only the files of the first look count.
+    A file in working/ of a topic may also be a publish of dropq, which does not need the folder, and a DropboxMQ writes
+    to the subscriptions just after it. So of these only the files of the first listing count.
 
-    RACE: one may begin just afterwards, before the folder goes: then its publish fails, and it may publish again.
+    RACE: a DropboxMQ may begin afterwards, before the folder goes: then its publish fails, and it may publish again.
     """
     own = os.path.relpath(layout.topic, f"{root.layout.path}/{TOPIC_ROOT}").replace("/", ".")
     above = [topic_layout(root.layout.path, name).working for name in topics(root.layout, own)]
