@@ -4,8 +4,8 @@ A body is a head, and then lines, rows or frames. The head is a byte order mark,
 of no record. Lines and rows end with a line feed, which the last one may lack. A carriage return before the line feed
 belongs to the record. So records keep every byte, and putting them together gives the bytes that were taken apart.
 
-An empty line, row or frame is no record, and it has a number all the same: a settled record is replaced by an empty
-one, and the numbers of the others stay.
+An empty line, row or frame is no record, but it has a number: so an empty line replaces a settled record, and the other
+records keep their numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unreadable(ValueError):
 
 
 def format_of(message_type: str | None, wanted: str | None = None) -> str:
-    """Return a body's format: its type, else the wanted one, else text; ValueError for a table or an unknown one."""
+    """Return a body's format: its type, else `wanted`, else text; ValueError for a table or an unknown format."""
     if wanted is not None and wanted not in FORMATS:
         _refuse_table(wanted)
         near = difflib.get_close_matches(wanted, FORMATS, n=1)
@@ -106,7 +106,7 @@ def csv_head(header: bytes) -> bytes:
 
 
 def beginning(body_format: str, head: bytes, following: bytes) -> bytes:
-    """Return what a body begins with: its head, and a mark if the first record begins with what looks like one.
+    """Return the beginning of a body: its head, or a mark if the first record begins with the bytes of a mark.
 
     Without that mark, a reader would take the beginning of the record for a mark, and skip it.
     """
@@ -114,7 +114,7 @@ def beginning(body_format: str, head: bytes, following: bytes) -> bytes:
 
 
 def pack(body_format: str, records: Iterable[bytes], *, head: bytes | None = None) -> bytes:
-    """Return the body that these records make; each was checked, and an empty one is a number without a record.
+    """Return the body that these records make; each was checked, and an empty record is a number without a record.
 
     A long body is packed in pieces, and only its first piece has a head. `head` is b"" where the format has none, and
     None for the later pieces.

@@ -1,7 +1,7 @@
 """Takes a body apart into its records, in memory that does not grow with the body.
 
-Invariant: for each record, the body has its bytes from `begin` to `end`. Of a frame these include its length. What lies
-between two records is line feeds and what is no record, so that parts of the body can be copied by these places alone.
+Invariant: for each record, the body has its bytes from `begin` to `end`; those of a frame include its length. Between
+two records lie only line feeds and empty lines, rows or frames, so these places are enough to copy parts of the body.
 """
 
 from __future__ import annotations

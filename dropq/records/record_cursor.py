@@ -25,13 +25,9 @@ Place = tuple[int, int]
 
 
 class Fate(NamedTuple):
-    """What becomes of a record that is not acknowledged: it becomes a message, and this is done to it.
+    """The verb, nack, fail or reject, that a record gets as the message that it becomes, as it is not acknowledged.
 
-    Attributes:
-        verb: nack, fail or reject.
-        delay: seconds before the next delivery after a nack; None for the queue's redelivery_delay.
-        reason: what is kept with the message, for people.
-        details: what else is kept with it.
+    `delay` has the seconds before the next delivery after a nack; None takes the queue's redelivery_delay.
     """
 
     verb: str
@@ -41,7 +37,7 @@ class Fate(NamedTuple):
 
     @property
     def said(self) -> dict[str, object]:
-        """What is kept with the message."""
+        """What the reason beside the message says."""
         return {"detail": self.reason, **self.details}
 
 
@@ -58,9 +54,7 @@ class RecordCursor:
     """The records of one bundle, as its holder takes and settles them.
 
     Args:
-        file: the body, at its start, as `RecordReader` takes it; it must be seekable.
-        first: the number of the first line, row or frame.
-        max_bytes: bytes that a record has at most.
+        file, first, max_bytes: as of `RecordReader`; the file must be seekable.
 
     Attributes:
         others: the records that were settled and not acknowledged, by number.
@@ -277,7 +271,7 @@ class RecordCursor:
         self.file.close()
 
     def left(self) -> tuple[int, int, list[Place]] | None:
-        """Return what is left: the number and the place where it begins, and the places settled in it; else None."""
+        """Return where the rest begins, by number and place, and the places settled in it; None without a rest."""
         nearest = self.next  # first, as `take` says
         with self._lock:
             first = list(self.open.values())[:1]  # at once, as another thread may be taking a record

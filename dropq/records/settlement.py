@@ -1,8 +1,8 @@
 """The settlement of a bundle by its records: one commit, after which each record is where it goes.
 
 The holder of a bundle settles it by the same verbs as any message, of the contract in `dropq/lifecycle/settlement.py`.
-Where some records were settled, a verb concerns what is left of them, and parts are staged, committed and moved as
-`dropq/staging/fan_out.py` says. Where none was settled, or all in one way, the verb is that of the queue's claims.
+If some records were settled, a verb concerns the rest, and parts are staged, committed and moved as
+`dropq/staging/fan_out.py` says. If no record was settled, or all in one way, the verb is that of the queue's claims.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dropq.storage.files import SYNCED_TOGETHER
 
 #: Parts from which on one sync of the file system makes them durable together.
 TOGETHER = 4
-#: Bytes that are written between two looks at the lease.
+#: Bytes that are written between two checks of the lease.
 STEP = 8 << 20
 
 
@@ -61,12 +61,11 @@ class RecordSettlement(Settlement):
     """Settles one claimed message by its records.
 
     Args:
-        claims: what settles it as a whole.
-        cursor: its records.
-        lease: seconds for which its lease is renewed while parts are written; None if it has none.
+        claims: settle it as a whole.
+        lease: seconds for which its lease is renewed while parts are written; None without a lease.
 
     Attributes:
-        parts: what it was settled as; empty if it is not settled, or was by one rename.
+        parts: the parts that it was settled as; empty if it is not settled, or one rename settled it.
     """
 
     def __init__(self, claims: Claims, cursor: RecordCursor, lease: float | None) -> None:
@@ -134,12 +133,9 @@ class RecordSettlement(Settlement):
         return self._claims.extend(claim, deadline)
 
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
-        """Cut a bundle in two, as somebody died over it: each half waits for its first delivery.
+        """Cut a bundle in two, as a holder died over it, and no record was settled: each half waits anew.
 
-        Args:
-            claim: the claim; no record of it was settled.
-            at: the number and the place of the record that the later half begins with.
-            first: the number of the first record.
+        The later half begins with the record at `at`, its number and place; `first` is the number of the first record.
         """
         number, place = at
         with self._frozen(claim):
@@ -163,13 +159,13 @@ class RecordSettlement(Settlement):
         return None
 
     def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
-        """Settle a message that has one record as the message that it is."""
+        """Settle a one-record message by one rename."""
         if fate.verb == "reject":
             return self._claims.set_aside(claim, "error", "rejected", fate.said)
         return self._claims.give_back(claim, **_how(fate))
 
     def _goes(self, name: Name, fate: Fate) -> Goes:
-        """Return where a record goes that became a message of a name."""
+        """Return where the message of this name goes that a record becomes."""
         if fate.verb == "reject":
             return Goes(name, "error", "rejected", fate.said)
         return after_delivery(self.context, replace(name, cancels=int(fate.verb == "nack")), **_how(fate))
@@ -177,7 +173,7 @@ class RecordSettlement(Settlement):
     # -- the commit ----------------------------------------------------------------------------------------------
 
     def _commit(self, claim: Claim, rest: Goes | None) -> Location:
-        """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
+        """Settle all records by one commit; `rest` says where the others go, None acknowledges them."""
         cursor = self.cursor
         if rest is not None and cursor.left() is None:
             return self.archive(claim)
@@ -244,13 +240,7 @@ class RecordSettlement(Settlement):
         return claim.arrival or move_out(self.context, claim, reading.changed_ms)
 
     def _settle_as(self, claim: Claim, wanted: list[Part], heir: Part | None = None) -> Location:
-        """Turn a claimed message into parts.
-
-        Args:
-            claim: the claim.
-            wanted: the parts.
-            heir: the part that is left of the message; None if nothing is: then the message itself is archived.
-        """
+        """Turn a claimed message into parts; `heir` is the part with the rest of it, and without it it is archived."""
         time = self.context.clock.now_ms()
         parts = [self._own_part(number, part.goes) for number, part in enumerate(wanted)]
         whole = naming.counted(self.context, claim)
@@ -284,7 +274,7 @@ class RecordSettlement(Settlement):
         return [part._replace(state=DEAD_LETTER) if part.own_name in gone else part for part in parts]
 
     def _own_part(self, number: int, goes: Goes) -> OwnPart:
-        # No other file has its name, so that whoever moves it makes the same of its reason.
+        # The name is unique, so every process computes the same reason path.
         name = goes.name if goes.name.mark else naming.marked(goes.name)
         state = "error" if goes.state == DEAD_LETTER else goes.state
         return OwnPart(number, state, self.context.sidecars.fit(replace(name, copy="") if name.via else name))
@@ -337,17 +327,17 @@ class RecordSettlement(Settlement):
 
 
 def _how(fate: Fate) -> HowReturned:
-    """Return how the delivery of a record ended that was given back, or failed."""
+    """Return how the delivery of a record ended, after a nack or a failure."""
     return {"cancel": True, "delay": fate.delay} if fate.verb == "nack" else {"failure": fate.said}
 
 
 def _told(number: int) -> int:
-    """Return the number of a record as a name tells it: the largest that a name can tell stands for all beyond it."""
+    """Return the number of a record as a name has it, in which the largest number stands for all beyond."""
     return min(number, LARGEST)
 
 
 class _Steps:
-    """Writes to a file, and calls something after each step of many bytes."""
+    """Writes to a file, and calls `after_each` after each step of many bytes."""
 
     def __init__(self, target: IO[bytes], after_each: Callable[[], None]) -> None:
         self._target = target
