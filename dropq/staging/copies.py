@@ -11,7 +11,7 @@ from dropq.format.claims import Claim
 from dropq.lifecycle.settlement import Claims
 from dropq.storage.clock import lease_end
 
-#: Seconds that the claim lasts of who copies a message, where no lock shows that it lives.
+#: Seconds that the claim of a process that copies a message lasts, if no lock shows that the process lives.
 LEASE = 60.0
 
 

@@ -5,8 +5,8 @@ folder's inode and the random word in its `.dropq/created`, and a part is rename
 what was removed takes the part along, and a new queue of its name never gets it.
 
 The name of a part begins with the token of its destination. `.dropq/receivers/TOKEN` of the topic says which queue that
-is, for a program that did not stage the part. A publisher writes it when it first meets the destination, and writes a
-damaged one again.
+is, for a program that did not stage the part. A publisher writes this file when it first meets the destination, and
+replaces a damaged file.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Identity:
     Attributes:
         path: the folder that its target/ lies in, from the root.
         inode: that folder's inode.
-        word: the content of its `.dropq/created`; "" where it has none, or this user may not read it: then path and
-            inode alone tell.
+        word: the content of its `.dropq/created`; "" if that is missing, or this user may not read it: then path and
+            inode decide alone.
     """
 
     path: str
@@ -88,18 +88,14 @@ class Identity:
         return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
 
 
-#: A process keeps folders of destinations open while one in so many of its descriptors is used; others it opens each
-#: time.
+#: A process keeps folders of destinations open in one of this many parts of its descriptors; it opens others each time.
 SHARE = 4
 
 
 class DestinationFolder:
-    """A destination, whose folder is kept open, or is opened, and compared, each time that something is moved into it.
+    """A destination, whose folder is kept open, or is opened, and compared, each time that a file is moved into it.
 
     However many topics and threads a process has, their destinations have a bounded part of its descriptors.
-
-    Args:
-        path: the folder that its target/ lies in, from the root.
     """
 
     def __init__(self, root: str, path: str) -> None:
@@ -131,7 +127,7 @@ class DestinationFolder:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Give the descriptor of its folder for a block; FileNotFoundError if that is another folder, or none."""
+        """Yield the descriptor of its folder; FileNotFoundError if that is missing, or another is in its place."""
         if self._folder is not None:
             yield self._folder
             return
@@ -154,7 +150,7 @@ class DestinationFolder:
             return False
 
     def take(self, source: str, name: str, storage: Storage) -> bool:
-        """Rename a part into target/; return False where the file system has no rename that replaces nothing.
+        """Rename a part into target/; return False if the file system has no rename that replaces nothing.
 
         Raises:
             FileExistsError: the name is taken; nothing was changed.
@@ -169,7 +165,7 @@ class DestinationFolder:
             storage.rename_in(source, folder, f"target/{name}")
 
     def sync(self, storage: Storage) -> None:
-        """Make durable what came to target/."""
+        """Make the files that came to target/ durable."""
         with self._opened() as folder:
             storage.sync_in(folder, "target")
 
@@ -191,7 +187,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def give_word(queue: QueueContext) -> None:
     """Give a queue a random word, unless it has one, by which it is known again after its root was copied.
 
-    The file keeps its time: that is when the queue was made. The next user who may does what this one may not.
+    The file keeps its time: that is when the queue was made. If this user may not do it, the next who may does.
     """
     layout, store = queue.layout, queue.storage
     with suppress(OSError, DropqError):
@@ -231,7 +227,7 @@ def tokens(layout: QueueLayout) -> list[str]:
 
 
 def identity_of(layout: QueueLayout, token: str) -> Identity | None:
-    """Return which destination a token is, or raise ValueError; None if it has no file any more: then it is gone."""
+    """Return which destination a token is, or raise ValueError; None if its file is gone, and so is the destination."""
     path = f"{layout.receivers}/{token}"
     reading.ask_server(layout.receivers)
     said = reading.read_small(path)
@@ -249,7 +245,7 @@ def identity_of(layout: QueueLayout, token: str) -> Identity | None:
 def open_destination(
     root: str, identity: Identity, words: Callable[[], Counter[str]] = Counter
 ) -> DestinationFolder | None:
-    """Open a destination by its identity, also where it was copied to another disk; None if it is not there."""
+    """Open a destination by its identity, also if it was copied to another disk; None if it is not there."""
     try:
         destination = DestinationFolder(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):
@@ -264,7 +260,7 @@ def open_destination(
 
 
 def words_of(root: RootLayout) -> Counter[str]:
-    """Return how many folders of a root have which word, those included that are being removed."""
+    """Return how many folders of a root have each word, with those that are being removed."""
     homes = {root.path, *(removed_subscriptions(topic_layout(root.path, topic).home) for topic in topics(root))}
     in_deletion = (f"{above}/{name}" for above in homes for name in reading.names_in(above) if ".deleting-" in name)
     files = {layout.created for layout in queue_layouts(root)} | {
@@ -303,11 +299,10 @@ def _lies_at(path: str, identity: Identity) -> bool:
 
 
 def is_needed(root: str, layout: QueueLayout, token: str) -> bool:
-    """Return whether the file of a destination says what somebody may still ask: the destination is there, or a part
-    is.
+    """Return whether somebody may still need the file of a destination: the destination is there, or a part for it.
 
-    RACE: a publisher that found the destination before it was removed may stage a part all the same. If that publisher
-    dies, and the file is gone, the part goes where that of a destination goes which is gone.
+    RACE: a publisher that found the destination before it was removed may still stage a part. If that publisher dies,
+    and the file is gone, the part goes to error/, like each part of a destination that is gone.
     """
     try:
         identity = identity_of(layout, token)

@@ -63,7 +63,7 @@ log = logging.getLogger("dropq")
 
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
-#: Why a message is in error/ whose copies this user cannot make.
+#: Why a message is in error/ if this user cannot copy it.
 UNREADABLE = "this user may not read its body, so no copy can be made: give it the right to, and requeue the message"
 #: What an error says of a bundle that could not be settled.
 UNSETTLED = "nothing was settled, and the message is still held"
@@ -75,15 +75,13 @@ Write = Callable[[str, int, Sequence[str]], None]
 
 
 class Staged(NamedTuple):
-    """What this process has staged in a folder, which is open: its path is long to walk along for each part.
+    """What this process has staged in a folder, which is open: a lookup of its long path for each part takes time.
 
     Attributes:
         at: the folder's descriptor.
-        parts: the names of the parts.
-        destinations: who gets each.
-        copied_name: the file name that each gets there.
-        own_name: the file name that the message itself gets at the end.
-        end: the state that it ends in: processed, or target.
+        parts, destinations: the names of the parts, and the destination of each.
+        copied_name: the file name that each part gets there.
+        own_name, end: the file name that the message itself gets, and the state that it ends in: processed, or target.
         came_from: the folder that the message was claimed from.
     """
 
@@ -109,7 +107,7 @@ class OwnParts(NamedTuple):
 class Rolled:
     """What a sweep of staged folders did: how many it rolled forward, and dropped, and could not bring in order.
 
-    `keeps` says what is committed and keeps a part for the queue itself, which cannot be moved now; "" if nothing does.
+    `keeps` names a committed folder with a part for the queue itself that cannot be moved now; "" without such.
     """
 
     forward: int = 0
@@ -135,13 +133,12 @@ def fan_out(
     *,
     back_as: str | None = None,
 ) -> bool | None:
-    """Turn a claimed message into a copy for each destination; return whether each has it, or else they will get it.
+    """Turn a claimed message into a copy for each destination; return whether each has its copy already.
 
-    It returns None where nothing was committed, and the message is still claimed: then the caller begins again, with
-    the destinations that there are by now.
+    It returns None if nothing was committed, and the message is still claimed: then the caller begins again, with the
+    present destinations.
 
     Args:
-        destinations: who gets a copy; at least one.
         back_as: the unique file name under which the message itself returns to target/; None archives it.
 
     Raises:
@@ -182,13 +179,10 @@ def settle(
     own_name: str,
     end: str,
 ) -> bool:
-    """Turn a claimed message into parts that stay in its queue; return whether each is where it goes, or else will be.
+    """Turn a claimed message into parts that stay in its queue; return whether each has arrived already.
 
-    Args:
-        write: writes the parts into a folder, and the reasons beside them; called again for each folder that a sweep
-            drops.
-        own_name: the file name under which the message itself is archived, if it is.
-        end: `processed`, or `unlink`.
+    `write` writes the parts into a folder, and the reasons beside them, again for each folder that a sweep drops. If
+    `end` is `processed`, the message itself is archived as `own_name`; if it is `unlink`, it is removed.
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
@@ -334,9 +328,7 @@ def roll_forward(context: QueueContext, folder: str, *, staged: Staged | OwnPart
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
 
-    Args:
-        context: the queue that the message was claimed in.
-        staged: what is in it, where this process has just staged it; None lists the parts, and reads who gets them.
+    If this process has just staged the parts, `staged` has them; else they are listed, and their destinations are read.
 
     Raises:
         StorageError: what is moved may not be durable; a sweep goes on. The error has a `location`.
@@ -370,7 +362,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts 
             while files := sorted(file for file in reading.names_in(folder) - {WHOLE} if not is_reason(file)):
                 if not mover.move(files):
                     return False
-            mover.drop_reasons()
+            _drop_reasons(context, folder)  # whose parts were moved
         mover.sync()
     except FileNotFoundError:
         if reading.exists(folder):
@@ -386,6 +378,11 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts 
     except OSError as error:
         log.debug("%s stays until a sweep clears it: %s", folder, describe(error))
     return True
+
+
+def _drop_reasons(context: QueueContext, folder: str) -> None:
+    for file in filter(is_reason, reading.names_in(folder)):
+        context.storage.unlink(f"{folder}/{file}")
 
 
 def _unlink_old_claim(context: QueueContext, whole: str, claim: str) -> None:
@@ -411,7 +408,7 @@ def _unlink_if_ended(context: QueueContext, whole: str, own_name: str, end: str)
 
 
 def _lies_in(folders: Iterable[str], path: str, context: QueueContext, own_name: str) -> bool:
-    """Return whether a file has another name in one of some folders, which is that of the same message."""
+    """Return whether a file has another name of the same message in one of these folders."""
     inode, bears = reading.inode(path), names.bears(context.sidecars.parse(own_name).id)
     return any(entry.inode() == inode and bears(entry.name) for folder in folders for entry in reading.entries(folder))
 
@@ -470,11 +467,6 @@ class _Mover:
                     destination.sync(storage)
         storage.sync(self._folder)
 
-    def drop_reasons(self) -> None:
-        """Remove reasons whose parts were moved."""
-        for file in filter(is_reason, reading.names_in(self._folder)):
-            self._context.storage.unlink(f"{self._folder}/{file}")
-
     def _sync_own(self, states: Collection[str]) -> None:
         """Sync the state folders that parts may have been moved to, and those of their reasons."""
         folders = [self._context.layout.folder(state) for state in states]
@@ -524,7 +516,7 @@ class _Mover:
         return True
 
     def _whose(self) -> int:
-        """Return whose a file is that this process makes there, which a file server may decide; ask that once."""
+        """Return who owns a file that this process makes there, which a file server may decide; ask that once."""
         if self._owner is None:
             self._owner = self._context.storage.owner_of_new(self._context.layout.private)
         return self._owner
@@ -544,12 +536,12 @@ class _Mover:
         return True
 
     def _has_arrived(self, source: str, destination: DestinationFolder, own_name: str) -> bool:
-        """Return whether a part lies in its destination, too; what that only holds privately is not found."""
+        """Return whether a part lies in a state folder of its destination, too."""
         folders = QueueLayout.flat(f"{self._root}/{destination.identity.path}").folders
         return _lies_in([folders[state] for state in STATES], source, self._context, own_name)
 
     def _take(self, destination: DestinationFolder, source: str, own_name: str) -> None:
-        """Rename a part into a destination's target/; a name that is taken there belongs to another message."""
+        """Rename a part into a destination's target/; if its name is taken by another message, under a new name."""
         storage = self._context.storage
         with suppress(FileExistsError):
             if destination.take(source, own_name, storage):
@@ -563,7 +555,7 @@ class _Mover:
         return None if identity is None else open_destination(self._root, identity, self._words)
 
     def _set_aside(self, source: str, token: str, own_name: str) -> bool:
-        """Move the part of a destination that is gone to error/; return False where it may come back.
+        """Move the part of a destination that is gone to error/; return False if the destination may come back.
 
         RACE: a delete may hide a view, and bring it back at once: so the view is looked for once more.
         """
@@ -587,7 +579,7 @@ class _Mover:
         return self._context.root.layout.path
 
     def _words(self) -> Counter[str]:
-        """Return which words the folders of the root have; they are read once for a message."""
+        """Return the words of the folders of the root; they are read once for a message."""
         if self._read_words is None:
             self._read_words = words_of(self._context.root.layout)
         return self._read_words
@@ -612,7 +604,7 @@ def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[
 
 
 def sweep(context: QueueContext) -> Rolled:
-    """Roll forward what is committed, drop what nobody will commit, and clear away what is empty."""
+    """Roll committed folders forward, drop those that nobody will commit, and remove empty ones."""
     rolled = Rolled()
     folders = [entry for entry in reading.entries(context.layout.staged) if entry.is_dir(follow_symlinks=False)]
     if not folders:
@@ -697,8 +689,7 @@ def _clear_dropped(context: QueueContext, folder: str, *, wholly: bool) -> None:
 
 def _clear_empty(context: QueueContext, folder: str) -> None:
     """Remove a folder without parts: what was in it was moved, or its holder makes another."""
-    for file in filter(is_reason, reading.names_in(folder)):  # a process died between a reason and its part
-        context.storage.unlink(f"{folder}/{file}")
+    _drop_reasons(context, folder)  # a process died between a reason and its part
     try:
         context.storage.remove_folder(folder)
     except OSError as error:

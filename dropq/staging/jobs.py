@@ -89,9 +89,8 @@ class Attempt:
     def open(self, name: Callable[[], str]) -> Iterator[IO[bytes]]:
         """Stage a message piece by piece; if the block raises, the message is not listed.
 
-        Args:
-            name: returns the name of its file; it is called when the body is complete, as the name may say how many
-                records that has.
+        `name` returns the name of its file. It is called when the body is complete, as the name may have the number of
+        its records.
         """
         draft = f"{self.folder}/{DRAFT_PREFIX}{secrets.token_hex(6)}"
         with error_context(UNSENT):
@@ -154,10 +153,9 @@ class Job:
         return sent
 
     def ledger_note(self, fate: str) -> Mapping[str, object] | None:
-        """Return the note that this job was sent with; None where the ledger does not have the job now, or no note.
+        """Return the note that this job was sent with; None if the ledger does not have the job now, or no note.
 
-        Args:
-            fate: what an error says of what the caller was about to do.
+        An error says `fate` of what the caller was about to do.
 
         Raises:
             DropqError: the entry in the ledger is damaged.
@@ -181,10 +179,7 @@ class Job:
             refuse_links([self.folder])
 
     def attempt(self, label: str) -> Attempt:
-        """Begin a try at a part of the job, in a folder of its own.
-
-        Args:
-            label: names the part, such as a partition; a random suffix is added.
+        """Begin a try at a part of the job, in a folder of its own, whose name is `label` with a random suffix.
 
         Raises:
             StorageError: the job did not begin, or was dropped or sent meanwhile.
@@ -197,11 +192,8 @@ class Job:
     def commit(self, attempts: Iterable[Staged], *, overflow: str = "") -> int:
         """Send every listed file; return how many, once all of them are in target/.
 
-        If a job of this id was sent before, send nothing and remove what was staged.
-
-        Args:
-            attempts: what was staged.
-            overflow: the queue of the overflow selector, to which the job goes as a whole; "" for its own queue.
+        If a job of this id was sent before, send nothing and remove what was staged. With `overflow`, the queue of the
+        overflow selector, the whole job goes there.
 
         Raises:
             QueueFull: the job cannot go to the queue of the overflow selector; nothing was sent.
@@ -285,9 +277,7 @@ class Epoch(Job):
     The ledger keeps the last epoch that was sent. An earlier one comes from a driver that another has overtaken, and is
     refused.
 
-    Args:
-        query: names the query; of a query that sends several jobs from each batch, the job, too.
-        number: the number of the epoch.
+    `query` names the query, and also the job if the query sends several jobs from each batch.
     """
 
     def __init__(self, context: QueueContext, query: str, number: int) -> None:
@@ -343,9 +333,7 @@ class TransferJob(Epoch):
     It is in the ledger even if it sends nothing, and its last list stays there for good: a list that comes a second
     time is refused, whenever that is.
 
-    Args:
-        row: names the row of lists; no other row has the name.
-        number: the number of the list.
+    `row` names the row of lists; no other row has the name.
     """
 
     may_be_empty = True
@@ -456,9 +444,7 @@ def decide(context: QueueContext, folder: str, *, older_than: float | None = Non
 
     A task of a job that was sent before came too late.
 
-    Args:
-        folder: the job's.
-        older_than, stalled_for: as of `sweep`.
+    `older_than` and `stalled_for` are those of `sweep`.
 
     Raises:
         DropqError: its manifest cannot be used.
@@ -471,7 +457,7 @@ def decide(context: QueueContext, folder: str, *, older_than: float | None = Non
         return Decision(True, "dropped")
     if _is_sent(context, _key(name)):
         return Decision(True, "sent")
-    # The folders alone show that most jobs are active; only for the others it takes a look at each file.
+    # The folders alone show that most jobs are active; the files of the others are checked, too.
     return Decision(
         older_than is not None
         and all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True)),
@@ -502,8 +488,7 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
 
     RACE: any number of processes may do this at once. Each file is moved by the first rename; the others find it gone.
 
-    Args:
-        interrupted: whether an earlier roll-forward may have been interrupted, maybe by a power cut.
+    `interrupted` says whether an earlier roll-forward may have been interrupted, maybe by a power cut.
     """
     manifest = _manifest(folder)
     if manifest is None:
@@ -542,12 +527,8 @@ def _destination(context: QueueContext, manifest: Mapping[str, Any]) -> QueueCon
 def _overflow(context: QueueContext, address: object, fate: str) -> QueueContext:
     """Return the queue that a queue's overflow selector sends to, for files that were staged in the queue.
 
-    Any user who may write in working/ may write an address into a manifest. So it counts only while the selector, which
-    such a user may not write, says the same.
-
-    Args:
-        address: what the manifest says.
-        fate: what becomes of the job if none of this can be told now.
+    Any user who may write in working/ may write an `address` into a manifest. So it counts only while the selector,
+    which such a user may not write, says the same. An error says `fate` of the job if that is not known now.
 
     Raises:
         QueueFull: the selector does not send to that address, or the files of a job cannot be renamed there.

@@ -1,7 +1,7 @@
-"""Which destinations a configuration names: only to those does a process move the part that another user staged.
+"""Which destinations a configuration names: a process moves the part that another user staged to no others.
 
-Who may write in `.dropq/staged/` and `.dropq/receivers/` of a queue could else have a process with more rights put a
-file into any queue of the root.
+Else a user who may write in `.dropq/staged/` and `.dropq/receivers/` of a queue could have a process with more rights
+put a file into any queue of the root.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dropq.staging.destinations import Identity
 
 
 def is_named(context: QueueContext, destination: Identity) -> bool:
-    """Return whether a configuration names a destination of what lies in a queue.
+    """Return whether a configuration names a destination of messages in a queue.
 
     These are the subscriptions of a topic and of those above it, the views on it, and the queues that the selectors of
-    a queue name, also as the row for one on another file system.
+    a queue name, or their rows if they are on another file system.
     """
     root = context.root.layout.path
     path = f"{root}/{destination.path}"
@@ -63,7 +63,7 @@ def _bases(context: QueueContext) -> Iterator[str]:
             try:
                 addresses.add(open_queue(root, one.to).config.default_publish_target or one.to)
             except DropqError:
-                continue  # the part for it stays, or goes where that of a destination goes which is gone
+                continue  # the part for it stays, or goes to error/, as if the destination were gone
     for address in addresses:
         yield from (layout.base for layout in layouts(root.layout.path, address))
     yield from (row.folder for row in rows(context.layout) if not row.root and row.queue in addresses)
