@@ -1,7 +1,7 @@
-"""What carries the messages of rows to other file systems: for the process that moved them, and for any other.
+"""Carrying the messages of rows to other file systems, for the process that moved them, or for any other.
 
-At the path of another root look only who moves messages there, and who sweeps by hand. Before anything is written there
-the row, the queue that it is in and the queue that it leads to must be those that its maker meant.
+Only a process that moves messages to another root, or a sweep by hand, accesses the path of that root. Before it writes
+there, the row, the queue that the row is in and the queue that it leads to must be those that the row's maker meant.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
 
-#: What the error says where nobody knows which messages have arrived.
+#: What the error says if it is not known which messages have arrived.
 _CARRIED = "the messages are in the other queue, or on their way: `dropq sweep` of this queue carries them"
 
 
 def carrier_of(
     row: Row, source: QueueContext, destination: QueueContext | None = None, *, named: bool = False
 ) -> Carrier:
-    """Return what carries the messages of a row.
+    """Return the carrier for the messages of a row.
 
     Args:
         destination: the queue that they go to; None opens it.
-        named: whether who asks named the row, and so says that its path leads here where its maker meant.
+        named: whether the user named the row, and so vouches that its path leads where its maker meant.
 
     Raises:
         NoSuchQueue: the queue is not there, or another one has its name.
@@ -98,7 +98,7 @@ def _refuse_another(row: Row, home: str, marks: set[str]) -> None:
 
 @contextmanager
 def noting(row: Row, source: QueueContext) -> Iterator[None]:
-    """Keep beside a row why a try to carry it failed, and remove that after a success."""
+    """Note beside a row why an attempt to carry it failed, and remove the note after a success."""
     try:
         yield
     except (DropqError, OSError) as error:
@@ -108,7 +108,7 @@ def noting(row: Row, source: QueueContext) -> Iterator[None]:
 
 
 class Carriers:
-    """Carries what waits in the rows of one queue to queues of its own root, for one process."""
+    """Carries the messages in the rows of one queue to queues of its own root, for one process."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -136,7 +136,7 @@ class Carriers:
 
 
 class CarrierTo:
-    """What carries messages to a queue on another file system; `arrived` has the names there, by those in the rows."""
+    """Carries messages to a queue on another file system; `arrived` has their names there, by those in the rows."""
 
     def __init__(self, source: QueueContext, destination: QueueContext) -> None:
         self._source = source
@@ -144,7 +144,7 @@ class CarrierTo:
         self.arrived: dict[str, str] = {}
 
     def carry(self) -> str:
-        """Carry what was moved so far; return why some of it may still be here."""
+        """Carry the messages that were moved so far; return why some of them may still be here."""
         try:
             for row in self._rows():
                 with noting(row, self._source):

@@ -5,8 +5,8 @@ copied into a job of that queue, whose commit is one rename; the ledger there ke
 tells it from any other list of that number. Then the messages are removed here, and the next list may be written.
 
 Invariant: list N+1 is written only when list N is in the ledger there, and nothing of it that was sent is left here.
-List N is removed only when list N+1 is there, and of several lists only the newest counts. So a carrier that wakes up
-late finds its list refused there, and writes none here. Any number of carriers may do any step at any time.
+List N is removed only when list N+1 is there, and of several lists only the newest counts. So if a carrier wakes up
+late, the other queue refuses its list, and it writes no list here. Any number of carriers may do any step at any time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dropq.storage import reading
 LIST_LENGTH = 1000
 LIST_BYTES = 64 << 20
 
-#: What the error says that a list could not be carried.
+#: What an error says if a list could not be carried.
 _GIVEN = "the messages stay where they are until a sweep carries them"
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """A list: its number, what tells it from others of that number, and the messages, by their names in the folder."""
+    """A list: its number, a token that no other list of that number has, and its messages, by their names here."""
 
     number: int
     token: str
@@ -48,7 +48,7 @@ class List:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Carries what lies in a folder of a queue into another queue.
+    """Carries the messages in a folder of a queue into another queue.
 
     Attributes:
         given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
@@ -74,7 +74,7 @@ class Carrier:
     written: set[str] = field(default_factory=set)
 
     def run(self) -> Iterator[int]:
-        """Carry all that lies in the folder, a list at a time; yield how many messages of each this carrier sent.
+        """Carry all messages in the folder, a list at a time; yield how many messages of each this carrier sent.
 
         Raises:
             DropqError: the messages of the list at hand stay where they are, or are in the other queue and will be
@@ -98,14 +98,14 @@ class Carrier:
 
     @property
     def _way_out(self) -> str:
-        """What ends a row by hand."""
+        """How to end a row by hand."""
         target = self.source.layout.target
         return f"move what is left there to {target}, and rename {self.lists} to {os.path.basename(self.lists)}{ENDED}"
 
     # -- the lists ---------------------------------------------------------------------------------------------------
 
     def _newest(self) -> List | None:
-        """Return the newest list, the only one that counts; None if there is none."""
+        """Return the newest list, which alone counts; None without a list."""
         while True:
             with self.source.error_context(_GIVEN):
                 number = max(self._numbers(), default=None)
@@ -129,7 +129,7 @@ class Carrier:
         return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
 
     def _list(self, last: int) -> bool:
-        """Write the list after the last one, of what lies in the folder; return False if nothing does.
+        """List the messages in the folder, under the number after `last`; return False if the folder is empty.
 
         The last list must be settled: this removes it.
         """
@@ -144,8 +144,8 @@ class Carrier:
         storage.write_new(draft, json.dumps(content).encode())
         path = f"{self.lists}/{list_name(last + 1)}"
         try:
-            # RACE: with other carriers. The first has the number. One that comes so late that newer lists are there,
-            # and this number is free again, writes a list that does not count.
+            # RACE: with other carriers. The first has the number. If one comes so late that newer lists exist, and
+            # this number is free again, its list does not count.
             if not storage.place_in_kernel(draft, path):
                 storage.link(draft, path)
         except FileExistsError:
@@ -159,7 +159,7 @@ class Carrier:
         return True
 
     def _waiting(self) -> list[str]:
-        """Return the names of as many messages of the folder as make a list; leave out what this user may not read."""
+        """Return the names of enough messages for a list; leave out those that this user may not read."""
         given: list[str] = []
         size = 0
         for entry in reading.entries(self.given):
@@ -244,8 +244,8 @@ class Carrier:
             self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
             with self.destination.error_context(_GIVEN):
                 copies, versions = self._copy(attempt, listed)
-                # RACE: who takes a listed message away by hand from here on has a second one, and what somebody writes
-                # to it from here on is removed with it.
+                # RACE: a person who takes a listed message away by hand from here on has a second copy, and what a
+                # process writes to it from here on is removed with it.
                 for file in self._left(versions):
                     self.destination.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
             attempt.files += copies.values()
