@@ -60,7 +60,7 @@ class Router:
     Attributes:
         moved: how many messages went to which route until now.
         distributed: how many messages of a topic were distributed until now, with those that went to a route.
-        has_moved, rests_for: of the last `serve`, as `Served` says.
+        has_moved, rests_for: of the last `serve`, as of `Routers`.
     """
 
     def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
@@ -192,7 +192,7 @@ class Router:
             return not self._mover.selectors.may_take
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
-        """Make a pass whatever has changed, as `Served` says."""
+        """Make a pass whatever has changed; else as `Routers.serve`."""
         before, began = self.total, time.thread_time()
         self.one_pass(stopped)
         self.has_moved = self.total > before

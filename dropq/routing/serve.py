@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.layout import QueueLayout
@@ -38,39 +38,7 @@ IDLE_LIMIT = 60.0
 LIST_LIMIT = 5.0
 
 
-class Served(Protocol):
-    """What is served: a `Router`, or the `Routers` of a root."""
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the last `serve` moved, copied or distributed a message."""
-
-    @property
-    def rests_for(self) -> float:
-        """The seconds for which not to serve again, whatever changes: a long pass moved nothing."""
-
-    @property
-    def again(self) -> float:
-        """The seconds after which to serve again without an event."""
-
-    def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
-        """Make a pass over each queue that is due; return the folders to watch now, by queue.
-
-        The result has each queue that got a pass, or is served no more.
-
-        Args:
-            stopped: whether to end the pass after the message at hand.
-            changed: the addresses of the queues in whose folders something happened; None if that is not known.
-        """
-
-    def one_pass(self, stopped: Callable[[], bool]) -> None:
-        """Make a pass over all queues."""
-
-    def find_credits(self) -> int:
-        """Return how many credits without a message were found and removed."""
-
-
-def serve_once(served: Served, stopped: Callable[[], bool]) -> None:
+def serve_once(served: Router | Routers, stopped: Callable[[], bool]) -> None:
     """Make one pass, and another if it found credits without a message; DropqError as of `Serving.run`."""
     served.one_pass(stopped)
     if not stopped() and served.find_credits():
@@ -80,7 +48,7 @@ def serve_once(served: Served, stopped: Callable[[], bool]) -> None:
 class Serving:
     """Makes a pass over a queue each time that a message there may be moved."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Router | Routers) -> None:
         self._served = served
         self._watch = Watch()
 
@@ -164,7 +132,8 @@ class Routers:
 
     Attributes:
         passed_over: why queues are not served now, by address; the log says so once.
-        has_moved, rests_for: of the last `serve`, as `Served` says.
+        has_moved: whether the last `serve` moved, copied or distributed a message.
+        rests_for: the seconds for which not to serve again, whatever changes: a long pass moved nothing.
     """
 
     def __init__(self, root: RootContext, *, sweep: Callable[[QueueContext], SweepOnTheWay]) -> None:
@@ -188,7 +157,15 @@ class Routers:
             self._one_pass(address, service, stopped)
 
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
-        """Make a pass over each queue in whose folders something happened, or that is due, as `Served` says."""
+        """Make a pass over each queue in whose folders something happened, or that is due.
+
+        Args:
+            stopped: whether to end the pass after the message at hand.
+            changed: the addresses of the queues in whose folders something happened; None if that is not known.
+
+        Returns:
+            The folders to watch now, of each queue that got a pass, or is served no more.
+        """
         began, self.has_moved = time.thread_time(), False
         self._list_if_due()
         now, served = time.monotonic(), dict[str, Folders]()
