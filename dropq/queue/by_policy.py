@@ -40,8 +40,7 @@ class Admission:
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
         """Claim the next message, or the share of a barrier; return it with what settles it, or None.
 
-        Args:
-            listings: how many listings there were when the attempt began.
+        `listings` as of `Offers.more`.
         """
         met = raced = False
         policies = self.policies

@@ -255,8 +255,7 @@ def _where_it_was(act: Callable[[Claim], T]) -> Callable[[Claim], T | None]:
 class SettledMessage(Message):
     """A message that was settled before it was delivered, at most once: its ack changes nothing that others see.
 
-    Args:
-        kept: the path of its body where the queue keeps no history; its ack removes it, else a sweep.
+    If the queue keeps no history, `kept` is the path of its body, which its ack or a sweep removes.
     """
 
     __slots__ = ("_kept",)

@@ -149,8 +149,7 @@ class Offers:
     def more(self, listings: int) -> bool:
         """Offer the next piece of the view, or what lies behind it, or a new listing; return False at the end.
 
-        Args:
-            listings: how many there were when the attempt to receive began: each attempt lists once.
+        An attempt to receive lists once: `listings` is how many there were when it began.
         """
         if self.frozen and self._show_settled():
             return True
@@ -321,9 +320,7 @@ class Offers:
     def route(self, file: MessageFile, claim: Claim) -> bool:
         """Move a claimed message into the folder of the first route that takes it; return False to deliver it.
 
-        Args:
-            file: how it waited.
-            claim: its claim. A crash before the move leaves it, and any sweep returns the message.
+        A crash before the move leaves the claim, and any sweep returns the message. `file` is how it waited.
         """
         for route in self.routes.taking(file, claim.own_name):
             try:
@@ -341,8 +338,7 @@ class Offers:
     def route_waiting(self, file: MessageFile) -> str | None:
         """Move a waiting message, unclaimed, into the folder of the first route that takes it; return the route's name.
 
-        Returns:
-            None if no route took it: it stays in target/, has expired, or another process moved it.
+        It returns None if no route took the message: that stays in target/, has expired, or another process moved it.
         """
         _, own_name = naming.next_delivery(self._context, file)
         for route in self.routes.taking(file, own_name):

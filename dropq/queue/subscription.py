@@ -159,7 +159,7 @@ class Subscription:
         """Claim the next message; no other consumer gets it until it is settled or its lease runs out.
 
         Args:
-            timeout: how long to wait for one: 0 looks once, None waits for ever.
+            timeout: how long to wait for a message: 0 tries once, None waits for ever.
 
         Returns:
             The message; None if no message came in that time, it already holds as many as it may (max_backlog), or it
@@ -281,10 +281,11 @@ class Subscription:
         """Acknowledge messages that it received; all of them are final when this returns, made durable by one sync.
 
         Returns:
-            Those whose claims were gone, of which nothing was changed.
+            The messages whose claims were gone; nothing of these was changed.
 
         Raises:
-            StorageError: one could not be moved, and stays held, as those after it; or what was moved is not durable.
+            StorageError: a message could not be moved; it stays held, and so do those after it. Or the messages were
+                moved, and are not durable.
         """
         return ack_all(messages)
 
