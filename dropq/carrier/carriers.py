@@ -88,7 +88,7 @@ def _opened(row: Row, source: QueueContext) -> QueueContext:
 
 
 def _refuse_another(row: Row, home: str, marks: set[str]) -> None:
-    """Raise NoSuchQueue if the queue where a row leads is not the one that its messages were given to."""
+    """Raise NoSuchQueue if a row leads to another queue than its messages were given to."""
     if row.mark not in marks:
         raise NoSuchQueue(
             f"{home} is another queue than the one that the messages in {row.given} were given to: bring that one "

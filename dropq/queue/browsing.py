@@ -157,7 +157,7 @@ def _files_of(context: QueueContext, state: str) -> Iterator[tuple[MessageFile, 
 
 
 def stats(context: QueueContext) -> dict[str, StateStats]:
-    """Return count, bytes and oldest message of each state; it looks at every file."""
+    """Return count, bytes and oldest message of each state, from the attributes of every file."""
     return {state: _state_stats(context, state) for state in ALL_STATES}
 
 

@@ -513,7 +513,7 @@ class Bundle:
 
     @property
     def parts(self) -> list[OwnPart]:
-        """What the message was settled as; empty if it is not settled, or was by one rename."""
+        """The parts that the message was settled as; empty if it is not settled, or one rename settled it."""
         return [] if self._settlement is None else self._settlement.parts
 
     def _due(self) -> float:

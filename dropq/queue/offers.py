@@ -155,7 +155,7 @@ class Offers:
             return True
         listed = self.frozen or self.listings > listings
         if not listed and self._target.worn:
-            self.refresh()  # better than the others' parts of the view, of which they took some messages
+            self.refresh()  # better than the others' parts of the view: they took some of these messages
             return True
         if self._go_on():
             return True
@@ -282,7 +282,7 @@ class Offers:
         claimed = sidecars.parse(message.name)
         is_marked = claimed.generated or claimed.mark or message.owner is None
         mark = claimed.mark if is_marked else claim_id(str(message.owner))  # under which it returns if it is lost
-        self._returning.append(claimed.id)  # the listing that finds it again composes the view anew
+        self._returning.append(claimed.id)  # the listing that finds it again also composes the view again
         came_back = CameBack()
         try:
             yield came_back

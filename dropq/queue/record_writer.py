@@ -110,7 +110,7 @@ class RecordWriter:
         self._forks = FORKS.count
         self._thread: threading.Thread | None = None
         # What follows is read and changed with the lock.
-        #: The bundles, of which the last is open, and the others are full. One append ends the open one.
+        #: The bundles: the last is open, the others are full. One append ends the open bundle.
         self._bundles = deque([_Bundle(len(self._head))])
         self._held = 0
         self._sent: deque[tuple[Sent, int]] = deque(maxlen=REMEMBERED)

@@ -71,7 +71,7 @@ class Sent(NamedTuple):
 
 
 class Sender:
-    """What sends to a queue; `Queue` is one."""
+    """Sends to a queue; `Queue` is a sender."""
 
     name: str
     #: What its messages' names say besides the arguments of a send, by attribute of `Name`.

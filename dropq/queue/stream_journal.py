@@ -226,7 +226,7 @@ class Journal:
     def _adopt_batch(self, batch: int) -> dict[str, Message]:
         """Hold a batch that an earlier run held; claim messages again that were returned because a lease ran out.
 
-        RACE: a lease may run out between the listing and the renewal, so missing messages are looked for last.
+        RACE: a lease may run out between the listing and the renewal, so missing messages are claimed last.
         """
         keys = self._keys(batch)
         claims = {batch_key(claim.filename): claim for claim in self._claims()}

@@ -133,7 +133,7 @@ class RecordSettlement(Settlement):
         return self._claims.extend(claim, deadline)
 
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
-        """Cut a bundle in two, as a holder died over it, and no record was settled: each half waits anew.
+        """Cut a bundle in two, as a holder died over it, and no record was settled: each half waits for its first try.
 
         The later half begins with the record at `at`, its number and place; `first` is the number of the first record.
         """

@@ -32,7 +32,7 @@ from dropq.storage.watch import Watch
 
 log = logging.getLogger("dropq")
 
-#: What credits say that were read before.
+#: The credits that were read before.
 Read = dict[Via, Credit]
 #: How many of them are remembered.
 REMEMBERED = 200_000

@@ -109,7 +109,7 @@ class DestinationFolder:
             os.close(folder)
             raise
         self.token = self.identity.token
-        # The number is the lowest that was free: as many descriptors are used, whoever uses them.
+        # The number is the lowest that was free: so many descriptors of the process are used.
         if folder < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE:
             self._folder = folder
         else:

@@ -294,7 +294,7 @@ def _lost(context: QueueContext, claim: Claim) -> str:
 def _was_rolled_forward(context: QueueContext, folder: str) -> bool:
     """Return whether a folder that had parts was committed: it has neither parts nor a fence now.
 
-    RACE: looked at in this order, as a sweep that drops the folder makes the fence before it removes the parts.
+    RACE: checked in this order, as a sweep that drops the folder makes the fence before it removes the parts.
     """
     return (
         not any(map(is_part, reading.names_in(folder)))

@@ -669,7 +669,7 @@ def _manifest(folder: str) -> Mapping[str, Any] | None:
         data = reading.read_small(path, limit=reading.LONG_LIST)
         if data is None:
             return None
-        content = reading.parse_json(data, any_text=True)  # each name in it is looked at
+        content = reading.parse_json(data, any_text=True)  # each name in it is checked
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
     if not isinstance(content, dict) or not isinstance(content.get("attempts"), dict):

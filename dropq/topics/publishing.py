@@ -19,7 +19,7 @@ from dropq.topics.distribution import Distributor
 
 
 class Publishing(Outlet):
-    """What sends to one topic: it publishes."""
+    """Sends to one topic, by publishing."""
 
     def __init__(self, context: QueueContext) -> None:
         super().__init__(context)
@@ -36,7 +36,7 @@ class Publishing(Outlet):
             distributor.close()
 
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
-        """Publish a body; return whether every receiver has it: one that is delayed comes later."""
+        """Publish a body; return whether every receiver has it; they get a delayed message later."""
         self.stage(file, data)
         return self._publish(file, data, not_before)
 

@@ -165,7 +165,7 @@ def subscribe(
     try:
         with building(QueueLayout(hidden, hidden, topic=layout.topic), store, files, holds=holds) as holder:
             store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}", parents=False)  # RACE: not of a topic that is gone
-            if replaced_by(topic, subscription, filter):  # now that the new one is ready: what goes does not come back
+            if replaced_by(topic, subscription, filter):  # only now that the new one is ready, as there is no way back
                 _replace(topic, subscription, filter, force=force)
             store.move_folder(hidden, layout.home)
     except FileExistsError as error:
