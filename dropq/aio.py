@@ -160,14 +160,7 @@ class Queue:
             await subscription.close()
 
     async def receive(self, timeout: Duration | None = 0) -> Message | None:
-        """Claim the next message, on a subscription of this object's own, without limit, that `close` ends.
-
-        Args:
-            timeout: how long to wait for a message: 0 looks once, None waits for ever.
-
-        Returns:
-            The message, or None, as `Subscription.receive` does.
-        """
+        """Claim the next message, as `dropq.Queue.receive` does; cancelled as `Subscription.receive` is."""
         with self._lock:
             own = self._own = self._own or self.subscribe(max_backlog=None)
         return await own.receive(timeout)
@@ -207,14 +200,11 @@ class Queue:
 
     # -- private ---------------------------------------------------------------------------------------------
 
-    async def _run(self, act: Callable[[], T]) -> T:
-        return await _to_its_end(self._submit(act))
+    async def _run(self, act: Callable[[], T], threads: _Threads | None = None) -> T:
+        return await _to_its_end(self._submit(act, threads))
 
     async def _send(self, act: Callable[[], T]) -> T:
-        return await _to_its_end(self._submit(act, self._sends))
-
-    async def _reply(self, act: Callable[[], T]) -> T:
-        return await _to_its_end(self._submit(act, self._replies))
+        return await self._run(act, self._sends)
 
     def _submit(self, act: Callable[[], T], threads: _Threads | None = None) -> concurrent.futures.Future[T]:
         if self._forks != FORKS.count:
@@ -276,14 +266,10 @@ class RecordWriter:
 
 
 class _Threads:
-    """Threads that call functions, made when they are needed.
+    """Up to `most` threads that call functions, made when they are needed.
 
-    Those of `concurrent.futures` would keep the program from ending while a receive waits, and take no call any more
+    The threads of `concurrent.futures` would keep the program from ending while a receive waits. They take no calls
     once the main thread has ended, although event loops in other threads still have messages to settle.
-
-    Args:
-        most: how many threads there are at most.
-        name: theirs.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -330,9 +316,7 @@ class _Threads:
 async def _to_its_end(call: concurrent.futures.Future[T], give_up: Callable[[], object] | None = None) -> T:
     """Wait for a call that runs in a thread; raise a cancellation only when the call has ended, from its error.
 
-    Args:
-        call: the call.
-        give_up: makes it end soon when nobody waits for it any more; None leaves it alone.
+    If the wait is cancelled, `give_up` makes the call end soon.
     """
     ended = asyncio.wrap_future(call)
     cancelled: asyncio.CancelledError | None = None
@@ -359,9 +343,9 @@ def _looked_at(ended: asyncio.Future[Any]) -> None:
 
 
 class _Call:
-    """A receive in a thread. Its messages are the task's that takes them; or it was given up, and they go back.
+    """A receive in a thread: a task takes its messages, or the call is given up, and they go back.
 
-    RACE: the task takes, its cancellation gives up, and so does a close, perhaps in another loop. The first decides.
+    RACE: the task takes; its cancellation gives up, and so does a close, perhaps in another loop. The first decides.
     """
 
     def __init__(self) -> None:
@@ -384,7 +368,7 @@ class _Call:
 
 
 class _Taker:
-    """Takes the records of a message for tasks; what was taken for a task that was cancelled is the next one's."""
+    """Takes the records of a message for tasks; the next task gets the record that a cancelled task was to get."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -427,10 +411,10 @@ class Subscription:
         the cancellation arrives. At most once, where nothing can go back, the next receive gets it.
 
         Args:
-            timeout: how long to wait for one: 0 looks once, None waits for ever.
+            timeout: how long to wait for a message: 0 looks once, None waits for ever.
 
         Returns:
-            The message, or None when there was none in that time, it holds as many as it may already (max_backlog), or
+            The message; None if no message came in that time, the subscription holds max_backlog messages already, or
             it was closed meanwhile.
 
         Raises:
@@ -567,7 +551,7 @@ class Subscription:
         return [Message(self.queue, message) for message in messages]
 
     def _begin(self, n: int, seconds: float | None, looper: object) -> _Call:
-        """Let a thread receive: one that is free if it only looks, else the one that waits."""
+        """Let a thread receive: a thread for verbs if it only looks, else the subscription's own thread."""
         call = _Call()
         until = None if seconds is None else time.monotonic() + seconds
         claim = partial(self._claim, call, n, until, looper)
@@ -639,7 +623,7 @@ class Subscription:
             return self._opened
 
     def _give_up_all(self) -> list[_Call]:
-        """Let nobody receive from now on; return the calls whose messages nobody has."""
+        """End all receives; return the calls whose messages no task has."""
         with self._lock:
             self._closed = True
             calls = [call for call in list(self._calls) if call.give_up()]
@@ -648,7 +632,7 @@ class Subscription:
         return calls
 
     def _end(self, calls: Iterable[_Call]) -> None:
-        """In a thread: return what nobody has got, uncounted, and close the subscription, which returns the rest."""
+        """In a thread: return messages that no task has, uncounted; close the subscription, which returns the rest."""
         for call in calls:
             self._return(call)
         with self._use:
@@ -755,7 +739,7 @@ class Message:
 
     async def reply(self, body: bytes | str, **fields: Any) -> Sent:
         """Send an answer, as `dropq.Message.reply` does; cancelled as `Queue.send` is."""
-        return await self.queue._reply(partial(self.message.reply, body, **fields))
+        return await self.queue._run(partial(self.message.reply, body, **fields), self.queue._replies)
 
     async def ack(self) -> None:
         """Acknowledge it: it moves to processed/, or is removed if the queue keeps no history."""

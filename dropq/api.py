@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: What an error says of `pause` and `resume`, of a root and of a queue.
+#: How the errors of `pause` and `resume` end, of a root and of a queue.
 _ROOT_PAUSE = "`dropq ls` shows whether the queues are paused"
 _QUEUE_PAUSE = "`dropq ls` shows whether the queue is paused"
 
@@ -125,12 +125,7 @@ class Root:
     def topic(self, name: str, *, client_id: str | None = None) -> Topic:
         """Return the topic of a name; its first use opens it, and raises NoSuchQueue if it is not there.
 
-        Args:
-            name: its name, such as `sales.eu`.
-            client_id: who publishes and subscribes with this object.
-
-        Raises:
-            InvalidName: a topic cannot have the name.
+        Args, Raises: as of `Topic`.
         """
         return Topic(self, name, client_id=client_id)
 
@@ -303,11 +298,7 @@ class Root:
 
 
 class Queue(Sender):
-    """A queue of a root.
-
-    Args:
-        root: the root.
-        name: the queue's name, which is its folder's.
+    """A queue of a root; its name is its folder's.
 
     Raises:
         InvalidName: the name cannot be the name of a queue.
@@ -451,9 +442,9 @@ class Queue(Sender):
         """Send a message and wait for the answer to it: what a consumer gives to `Message.reply`, or `dropq reply`.
 
         The answer comes to a temporary queue, `temp-ID` in the same root, which the request names as its reply_to. It
-        is told by its correlation id; what else comes there is dropped, with a warning in the log. The queue goes when
-        no answer came, else with `close`, at the latest when this process ends: an answer that comes later is refused
-        to its sender. The request itself stays where it is; give it an `expires_in` if nobody should answer it later.
+        is recognised by its correlation id; any other message there is dropped, with a warning in the log. The queue is
+        removed when no answer came, else by `close`, at the latest when this process ends: an answer that comes later
+        is refused to its sender. The request stays where it is; give it an `expires_in` if nobody should answer later.
 
         Args:
             body: as for `send`.
@@ -461,7 +452,7 @@ class Queue(Sender):
             fields: the other arguments of `send`, but for reply_to.
 
         Returns:
-            The answer, which is settled already and has its body with it; or None if none came in that time.
+            The answer, settled already, with its body; None if no answer came in that time.
 
         Raises:
             NoSuchQueue, StorageError: as of `send`; or the temporary queue could not be made, and nothing was sent.
@@ -473,7 +464,7 @@ class Queue(Sender):
     def _request(
         self, send: Send, timeout: Duration | None, fields: Mapping[str, Any], ending: Ending | None = None
     ) -> Message | None:
-        """Do what `request` does with something else than `send`; `ending` ends it before its time."""
+        """Do what `request` does, but send by `send`; `ending` ends the wait early."""
         from dropq.upkeep.requests import Requesters, request
 
         requesters = self._requesters
@@ -630,8 +621,7 @@ class Queue(Sender):
         """Return a message by its id, its file name or its receipt; if several have it, the first in order of delivery.
 
         Args:
-            id: an id, a file name or a receipt.
-            states: where to look, in this order.
+            id, states: as for `find_all`.
 
         Raises:
             NoSuchMessage: the message is in none of the states.
@@ -685,10 +675,10 @@ class Queue(Sender):
     # -- routing -----------------------------------------------------------------------------------------------
 
     def route(self) -> dict[str, int]:
-        """Do what routes and selectors say with each waiting message, once; return how many each of them took.
+        """Apply routes and selectors to each waiting message, once; return how many messages each of them took.
 
-        What none of them takes stays in target/. Consumers do this, too, so it is for a queue without consumers. In a
-        topic, it distributes what waits.
+        Other messages stay in target/. Consumers do this, too, so it is for a queue without consumers. In a topic, it
+        distributes what waits.
 
         Raises:
             StorageError: target/ cannot be listed; or a message was moved, but not synced.
@@ -740,12 +730,12 @@ class Queue(Sender):
             return selectors.read(self.context)[0]
 
     def remove_selector(self, name: str) -> bool:
-        """Remove a selector; return what it moved, and nobody settled, to this queue.
+        """Remove a selector; return to this queue the messages that it moved and that are not settled.
 
         A consumer that holds such a message loses its claim. A file that is removed by hand returns nothing.
 
         Returns:
-            Whether all is back; False where something is under way still, which any router or sweep brings back.
+            Whether all of them are back; any router or sweep brings back those that are still under way.
 
         Raises:
             NoSuchQueue: the queue has no such selector.
@@ -855,10 +845,8 @@ class Queue(Sender):
         Holders lose their claims: when they settle, they get LeaseLost.
 
         Args:
-            ids: which messages; None takes all of the state.
+            ids, filter, dry_run: as for `move`.
             state: where they lie: target, delayed or processing; None for all three.
-            filter: only messages that match it.
-            dry_run: change nothing, and return what would be done.
 
         Raises:
             ValueError: messages of that state cannot be expired.
@@ -880,11 +868,8 @@ class Queue(Sender):
         """Remove messages for good; return what became of each.
 
         Args:
-            ids: which messages; None takes all of the state.
-            state: where they lie.
-            filter: only messages that match it.
+            ids, state, filter, dry_run: as for `move`.
             older_than: only messages that came to the state longer ago than this.
-            dry_run: change nothing, and return what would be done.
         """
         from dropq.upkeep import bulk
 
@@ -905,7 +890,7 @@ class Queue(Sender):
             state: where they lie.
             keep_age: keep messages that came to the state in this time; None takes history_age, for processed/ alone.
             keep_count: how many messages to keep; None takes max_history, for processed/ alone.
-            dry_run: change nothing, and return what would be done.
+            dry_run: as for `move`.
         """
         from dropq.upkeep import bulk
 
@@ -1021,9 +1006,8 @@ class Topic:
     """A topic of a root: each of its subscriptions gets what is published to it, as do those of the topics above it.
 
     Args:
-        root: the root.
         name: the topic's name; dots part it from the topics above it.
-        client_id: who publishes and subscribes with this object; None for nobody of a name.
+        client_id: who publishes and subscribes with this object; None for a client without a name.
 
     Raises:
         InvalidName: a topic cannot have the name.
@@ -1213,7 +1197,8 @@ class Topic:
                 )
             return SubscriptionName(name, client_id, no_local)
         unique = secrets.token_hex(3)
-        return SubscriptionName(f"{name}-{unique}", client_id or f"{_host()}-{os.getpid()}", no_local)
+        host = socket.gethostname().split(".")[0][:9]
+        return SubscriptionName(f"{name}-{unique}", client_id or f"{host}-{os.getpid()}", no_local)
 
     def unsubscribe(self, name: str, *, client_id: str | None = None, force: bool = False) -> None:
         """Remove a durable subscription with what it holds; a copy that is on its way ends in the topic's error/.
@@ -1271,7 +1256,7 @@ class Topic:
         return [queue for queue in self.root.queues() if self._has(queue.name)]
 
     def close(self) -> None:
-        """End what the object has opened."""
+        """Close what the object has opened."""
         self.queue.close()
 
     def __enter__(self) -> Topic:
@@ -1285,12 +1270,11 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
     """Serve the routes and selectors of every queue and subscription of a root, and distribute what is published.
 
     It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within
-    about a second; among thousands of queues within about five. A queue that cannot be served, or is deleted, is passed
-    over, with a warning in the log; the others go on. What no route and no selector takes stays in target/. SIGTERM,
-    SIGHUP and Ctrl-C ask to stop, if this is the main thread and the program does not handle them.
+    about a second; among thousands of queues within about five. A queue that cannot be served, or is deleted, is
+    skipped, with a warning in the log. A message that no route and no selector takes stays in target/. SIGTERM, SIGHUP
+    and Ctrl-C ask to stop, if this is the main thread and the program does not handle them.
 
     Args:
-        root: the root.
         once: end after one pass over each queue.
         stop: asks to stop; a `threading.Event` is seen within a second.
 
@@ -1319,16 +1303,12 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
 
 
 def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
-    """Remove the subscription of a holder that ends."""
+    """End a holder, and remove its subscription."""
     from dropq.topics import subscriptions
 
     holder.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
         subscriptions.take_away(root.context, layout, force=True)
-
-
-def _host() -> str:
-    return socket.gethostname().split(".")[0][:9]
 
 
 def _seconds(period: Duration | None) -> float | None:
