@@ -36,7 +36,6 @@ def root_folders(probe: Probe, root: RootContext, roles: Set[str]) -> None:
 
     Args:
         probe: the examination of a file system.
-        root: the root.
         roles: the roles that this user can take in some queue.
     """
     if probe.closed:
@@ -55,7 +54,6 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
 
     Args:
         probe: the examination of the queue's file system.
-        context: the queue.
         roles: the roles that this user can take in some queue; this queue's are added.
     """
     if probe.stopped:
@@ -246,7 +244,7 @@ def _report_selectors(probe: Probe, context: QueueContext) -> None:
 
 
 def _closed_to(context: QueueContext, selector: Selector) -> str:
-    """Return a folder in which a router of this user may make no file, and needs it; "" if there is none."""
+    """Return a folder in which a router of this user must make files and may not; "" if it may in all."""
     needed = []
     if selector.to is not None and (destination := find_layout(context.root.layout.path, selector.to)) is not None:
         needed.append(destination.target)

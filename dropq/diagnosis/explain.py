@@ -1,4 +1,4 @@
-"""Why a message is not delivered, and who holds those that are: for a person whose queue stands still.
+"""Explain why a message is not delivered, or who holds it: for a person whose queue stands still.
 
 An explanation changes nothing and takes no lock: it was true when the folders were listed.
 """
@@ -66,7 +66,6 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
     """Yield, in order of delivery, why each unsettled message is not delivered, or who holds it.
 
     Args:
-        context: the queue.
         state: target, delayed or processing; None for all three.
         filter: only messages that match.
 
@@ -83,7 +82,7 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
             explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
             matches = None if filter is None else matcher(context, filter, where)
             for file in listed(context, where):
-                found = explained(file)  # also for those that are left out: one may be a barrier
+                found = explained(file)  # also for messages that do not match: one may be a barrier
                 if matches is None or matches(file):
                     message = Message(settlement, where, file)
                     more = f"{_way_back(message)}{way_here(context, file)}{snapshot.of_bundle(message, file)}"
@@ -189,7 +188,7 @@ class _Snapshot:
         return Decision(False, "route", f"it goes to route {route.name}: {movers}")
 
     def _selected(self, file: MessageFile) -> Decision | None:
-        """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
+        """Return the selector that a message waits for, or that takes it; None where a consumer may be first."""
         plan = self._forecast.of(file)
         return None if plan.why == "leave" or self._alive else Decision(False, "selector", plan.detail)
 
@@ -219,7 +218,7 @@ class _Snapshot:
         """Return who holds a message, and what would return it."""
         if file.claim is None or not file.claim.of_barrier:
             return decide(self._context, file.claim, self._signs)
-        # RACE: one that is in no listing yet is being handed out.
+        # RACE: a barrier that is in no listing yet is being handed out.
         said = self._barriers_out.get(file.claim.owner) or Shares(self._context, file.claim.owner).decide(
             is_shown=False
         )
@@ -228,7 +227,7 @@ class _Snapshot:
     # -- parts of bundles ------------------------------------------------------------------------------------------
 
     def of_bundle(self, message: Message, file: MessageFile) -> str:
-        """Return what is to be said of a part of a bundle: which part it is, and where others lie; else nothing."""
+        """Describe a part of a bundle: which part it is, and where the others lie; return "" for any other message."""
         name = file.name
         if not (name.first or name.record):
             return ""
@@ -243,7 +242,7 @@ class _Snapshot:
 
     @cached_property
     def _parts(self) -> dict[tuple[str, str], Counter[str]]:
-        """How many files of each bundle lie in each state, of bundles of which a part is not settled."""
+        """How many files of each bundle lie in each state, for bundles that have an unsettled part."""
         marked = (file for state in UNSETTLED for file in self._files(state) if names.may_be_part(file))
         parts = {self._bundle_of(file): Counter[str]() for file in marked}
         for state in STATES:
@@ -262,17 +261,17 @@ class _Snapshot:
 
 
 def _identity(name: Name) -> tuple[str, str]:
-    """Return what tells the bundle that a message was a part of from all others: its id, and the mark of its parts."""
+    """Return what identifies the bundle of a part: its id, and the mark of its parts."""
     return _bundle(name.id, name), names.bundle_mark(name)
 
 
 def _bundle(id: str, name: Name) -> str:
-    """Return the id of the bundle that a message was a part of."""
+    """Return the id of a part's bundle."""
     return id.removesuffix(f"-{name.record}") if name.record else id
 
 
 def _way_back(message: Message) -> str:
-    """Return what is to be said of a dead letter: where it comes from, why, and how it gets back; else nothing."""
+    """Describe a dead letter: where it comes from, why, and how it gets back; return "" for any other message."""
     if not message.dead_letter_reason or not message.origin or message.origin == message.context.name:
         return ""
     letter = f"; it is a dead letter from {message.origin} ({message.dead_letter_reason})"

@@ -51,7 +51,6 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     """Find what does not belong into a queue, however damaged it is.
 
     Args:
-        root: the root.
         name: the queue's name; it need not be a queue that can be opened.
         repair: make missing folders, and set aside what is certainly not a message.
 
@@ -83,8 +82,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     """Find what does not belong into a root; its queues are checked one by one, see `queues`.
 
     Args:
-        root: the root.
-        repair: set aside what was left by a process that died while it made a queue or wrote a small file.
+        repair: set aside what a process left that died while it made a queue or wrote a small file.
     """
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
@@ -182,10 +180,10 @@ def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
 
 
 def _summed_up(found: list[Finding]) -> Iterator[Finding]:
-    """Yield findings, and one for all the temporary queues that a DropboxMQ deleted: it leaves one for each request."""
+    """Yield findings; sum up the temporary queues that a DropboxMQ deleted in one finding: it leaves one a request."""
     of_requests = list[Finding]()
     for each in found:
-        if each.kind == "deleted-queue" and _OF_REQUEST.match(_name(each)):
+        if each.kind == "deleted-queue" and _OF_REQUEST.match(os.path.basename(each.path)):
             of_requests.append(each)
         else:
             yield each
@@ -195,12 +193,8 @@ def _summed_up(found: list[Finding]) -> Iterator[Finding]:
         yield replace(first, detail=f"{others}{first.detail}")
 
 
-def _name(finding: Finding) -> str:
-    return os.path.basename(finding.path)
-
-
 def _left_queues(root: RootContext, now: int) -> Iterator[Finding]:
-    """Find temporary queues whose requesters are dead; where locks tell nothing, those that nobody has touched."""
+    """Find temporary queues whose requesters are dead, or, where locks do not work, that nobody has touched."""
     for entry in entries(root.layout.path, now):
         if not names.is_temporary(entry.name):
             continue

@@ -396,7 +396,7 @@ def reasons(queue: ExaminedQueue) -> Iterator[Finding]:
 
 
 def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find what a sweep removes as nothing needs it, or keeps for a day although its holder is dead."""
+    """Find files that a sweep removes because nothing needs them, or keeps for a day although their holder is dead."""
     for found in sweeps.leftovers(queue.context, refile=False):
         with _passing_over_closed():
             for one in found:
@@ -430,7 +430,7 @@ def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
 
 
 def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find what nobody carries to another file system, and what is no message in the folders of such messages."""
+    """Find messages for other file systems that nobody carries, and files in their folders that are no messages."""
     for row in queue.entries(queue.layout.transfers):
         if not is_row(row.name):
             if os.path.isdir(given := f"{row.path}/{GIVEN}") and reading.names_in(given):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of finding: how bad it is, one sentence about it, and what repair does: "", "make" or "set aside"."""
+    """A kind of finding: how bad it is, a sentence about it, and what repair does: "", "make" or "set aside"."""
 
     level: str
     says: str

@@ -89,7 +89,7 @@ class _Listing:
         self._destroyed_in: dict[str, float | None] = {}
 
     def graph(self) -> Graph:
-        """Look at each queue, then at the edges that begin there, and make nodes of where else they end."""
+        """Look at each queue and the edges that begin there; make a node of any other place where an edge ends."""
         for name in queues(self._root):
             self._open(name)
         self._by_target = {os.path.realpath(each.layout.target): name for name, each in self._opened.items()}
@@ -123,7 +123,7 @@ class _Listing:
             self._letters,
         ):
             try:
-                stuck += find(context, counts)
+                stuck += find(context, counts) or ()
             except (DropqError, OSError) as error:
                 stuck.append(f"it cannot be read whole: {_without_path(describe(error))}")
         return Node(
@@ -138,9 +138,8 @@ class _Listing:
 
     # -- what a queue has ----------------------------------------------------------------------------------------
 
-    def _counts(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+    def _counts(self, context: QueueContext, counts: dict[str, int]) -> None:
         counts |= browsing.counts(context)
-        yield from ()
 
     def _standstill(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Yield what keeps consumers or senders of a queue from going on."""
@@ -154,11 +153,10 @@ class _Listing:
         if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_holds()):
             yield f"{count_of(counts['target'])} not distributed: {why}"
 
-    def _leaving(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+    def _leaving(self, context: QueueContext, counts: dict[str, int]) -> None:
         """Note which messages are on their way to other file systems, and when the queue destroys itself."""
         self._in_transit[context.name] = in_transit(context.layout)
         self._destroyed_in[context.name] = destroyed_in(context)
-        yield from ()
 
     # -- the edges from it ----------------------------------------------------------------------------------------
 
@@ -228,21 +226,19 @@ class _Listing:
             self._nodes[to] = Node(to, FOLDER, {"target": count})
         return to
 
-    def _receivers(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+    def _receivers(self, context: QueueContext, counts: dict[str, int]) -> None:
         """Note from which topics a subscription or a view gets messages."""
         if (kind := _kind(context)) in ("view", "subscription"):
             for name, topic in self._opened.items():
                 if topic.layout.is_topic and gets_from(context, name):
                     self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
-        yield from ()
 
-    def _letters(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+    def _letters(self, context: QueueContext, counts: dict[str, int]) -> None:
         """Note where the dead letters of a queue go, if it can have any, or names a queue for its own."""
         letters = context.config.dead_letter_queue
         if letters is not None and may_have_letters(context):
             stuck = "" if letters in self._opened else f"{letters} is missing"
             self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
-        yield from ()
 
 
 def _kind(context: QueueContext) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: The kinds of nodes that are no queues: one that is missing, a route's folder, the return addresses of messages.
+#: The kinds of nodes that are no queues: a missing queue, a route's folder, the return addresses of messages.
 MISSING, FOLDER, ADDRESSES = "missing", "folder", "addresses"
 #: The kind of an edge that dead letters take.
 LETTERS = "dead-letter"
@@ -47,9 +47,9 @@ class Edge:
         name: the name of the selector or the route; "" of any other.
         filter: which messages take it; None for all, and for a route.
         role: of a selector, when it is asked: normal, default or overflow; else "".
-        granted: how many credits a selector has; None where it spends none.
+        granted: how many credits a selector has; None if it spends no credits.
         free: how many of them it may still spend.
-        stuck: why messages do not take it; "" if they do, or if none waits for it.
+        stuck: why messages do not take it; "" if they do, or if no message waits for it.
     """
 
     source: str

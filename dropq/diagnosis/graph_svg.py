@@ -88,7 +88,7 @@ class _Box:
 
 @dataclass(eq=False)
 class _Run:
-    """An edge, from box to box by way of lanes; one that goes back has only its ends."""
+    """An edge, from box to box by way of lanes; an edge that goes back has only its ends."""
 
     edge: Edge
     stops: list[_Box]
@@ -112,8 +112,6 @@ class _Part:
     """The boxes that edges join, directly or by way of others, and these edges.
 
     Args:
-        boxes: the boxes.
-        runs: the edges.
         top: the height at which it begins.
     """
 
@@ -500,5 +498,5 @@ def _near(box: _Box, behind: bool) -> list[_Box]:
 
 
 def _mean(numbers: Sequence[float], none: float) -> float:
-    """Return the mean of some numbers, or what there is without any."""
+    """Return the mean of some numbers; `none` if there are no numbers."""
     return sum(numbers) / len(numbers) if numbers else none

@@ -58,13 +58,13 @@ def notes(node: Node) -> list[str]:
 
 
 def described(edge: Edge) -> str:
-    """Return what an edge is, and of which name; for a selector that is not asked as others are, when it is asked."""
+    """Return the kind of an edge and its name; for a selector whose role is not normal, the role, too."""
     role = f" ({edge.role})" if edge.role not in ("", "normal") else ""
     return "dead letters" if edge.kind == LETTERS else f"{edge.kind} {shown(edge.name)}".rstrip() + role
 
 
 def credit(edge: Edge) -> str:
-    """Return in words how many credits a selector has left; "" if it spends none."""
+    """Return in words how many credits a selector has left; "" if it spends no credits."""
     return "" if edge.granted is None else f"{edge.free} of {edge.granted} credit{'s' if edge.granted > 1 else ''} free"
 
 

@@ -46,7 +46,7 @@ from dropq.upkeep import self_destruct
 
 __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
 
-#: How many messages may lie in error/ by default: of three files a night, each one that failed is told.
+#: How many messages may lie in error/ by default: where three files come a night, each failure is reported.
 MAX_ERROR = 0
 #: From this many deaths of its holders on, a message is reported.
 DEATHS = 4
@@ -79,10 +79,10 @@ class Health:
     Attributes:
         queue: its name.
         reasons: why it is not well; empty when it is.
-        notes: what does no harm, but explains much: it is paused, senders wait, it is full.
+        notes: what is no fault, but explains its state: it is paused, senders wait, it is full.
         counts: how many messages lie in each state; empty for a queue that cannot be read.
-        oldest_age: seconds that the oldest message has waited, also if it is held without a running lease; None when
-            none waits.
+        oldest_age: seconds that the oldest message has waited, also if it is held without a running lease; None if no
+            message waits.
         error: what kept the queue from being read.
     """
 
@@ -110,12 +110,9 @@ def health(
     """Report whether a queue is well, and change nothing; None sets no limit.
 
     Args:
-        root: the root.
-        name: the queue's name.
         max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due. A
             message that is held without a running lease waits, too: nothing shows that its holder works on it.
-        max_count: how many messages may wait in target/.
-        max_error: how many messages may lie in error/.
+        max_count, max_error: how many messages may lie in target/, and in error/.
 
     Returns:
         What is wrong with it, also when it cannot be read or its configuration cannot be used.
@@ -150,9 +147,7 @@ def health_root(
 ) -> Iterator[Health]:
     """Report on each queue of a root, by name; also on those that are too damaged to be opened, or closed to this user.
 
-    Args:
-        root: the root.
-        max_age, max_count, max_error: as for `health`.
+    The limits are those of `health`.
 
     Raises:
         OSError: the root cannot be listed.
@@ -165,7 +160,7 @@ def health_root(
                 yield _unusable(root, name, error)
 
 
-# -- what there is -----------------------------------------------------------------------------------------------
+# -- the queues --------------------------------------------------------------------------------------------------
 
 
 def queues(root: RootContext) -> list[str]:
@@ -246,7 +241,7 @@ class _Snapshot:
 
     @property
     def oldest_age(self) -> float | None:
-        """Seconds that the oldest message has waited, held or not; None when none waits."""
+        """Seconds that the oldest message has waited, held or not; None if no message waits."""
         return max((age for age in (self._waiting_age, self._held_age) if age is not None), default=None)
 
     @cached_property
@@ -336,7 +331,7 @@ class _Snapshot:
         return [] if any(map(signs.is_verifiable, signs.living)) else ages
 
     def _killers(self) -> Iterator[Reason]:
-        """Yield which messages their holders have not survived again and again."""
+        """Report the messages whose holders died, or lost their leases, again and again."""
         files = (*self._waiting, *self._delayed, *(file.filename for file in self._held))
         known = [MessageFile(file).name for file in files if names.may_have_deaths(file)]
         if killers := [name for name in known if name.died >= DEATHS]:
@@ -347,7 +342,7 @@ class _Snapshot:
             yield Reason("kills-its-holders", f"{text}: {way_out}", len(killers))
 
     def _topic_reasons(self) -> Iterator[Reason]:
-        """Yield what keeps published messages from the receivers of a topic; what stands is told at once."""
+        """Yield what keeps published messages from the receivers of a topic; report at once what blocks them all."""
         age, limit = self._waiting_age, UNSWEPT / 1000
         if not self._context.layout.is_topic:
             return
@@ -385,7 +380,7 @@ class _Snapshot:
             yield Reason("absent-letters", f"{text}; {remedy(self._context.root.layout, letters)}")
 
     def notes(self) -> Iterator[Reason]:
-        """Yield what does no harm, but explains much."""
+        """Yield what is no fault, but explains the queue's state."""
         layout = self._context.layout
         if layout.is_subscription and reading.exists(layout.recovering):
             yield Reason(
@@ -453,10 +448,9 @@ class _Snapshot:
                 yield f"{self._context.layout.processed}/{file}"
 
     def _is_written(self, path: str) -> bool:
-        try:
+        with suppress(FileNotFoundError):  # RACE: retention removed it
             return is_written_late(os.lstat(path))
-        except FileNotFoundError:
-            return False  # RACE: retention removed it
+        return False
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""
@@ -472,7 +466,7 @@ class _Snapshot:
         yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
 
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
-        """Yield a reason where a sweep should have brought something in order by now; ages are in ms."""
+        """Yield a reason if a sweep should have dealt with something by now; ages are in ms."""
         late = [age for age in ages if age > UNSWEPT]
         if late:
             oldest, limit = max(late) / 1000, UNSWEPT / 1000
@@ -505,7 +499,7 @@ class _Snapshot:
 
     @cached_property
     def _pause(self) -> str:
-        """How to end the pause; "" when there is none."""
+        """How to end the pause; "" if there is no pause."""
         if reading.is_there(self._context.root.layout.read_lock, self._context.clock):
             return "the whole root is paused: `dropq resume --all` ends that"
         if reading.is_there(self._context.layout.read_lock, self._context.clock):
@@ -558,7 +552,7 @@ class _Snapshot:
         return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
 
     def _zmq_servers(self) -> list[str]:
-        """Return the servers for ZeroMQ that live: without consumers they hold nothing."""
+        """Return the living servers for ZeroMQ, which hold nothing while they have no consumers."""
         living = Signs(self._context.layout.consumers).living
         return sorted(client_of(one) for one in living if one.startswith(ZMQ))
 

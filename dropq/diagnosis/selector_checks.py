@@ -31,12 +31,7 @@ from dropq.storage.failures import describe
 
 
 def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
-    """Return every problem of a queue's selectors, each with its file; none of a queue that cannot be opened.
-
-    Args:
-        root: the root.
-        name: the address of the queue.
-    """
+    """Return every problem of a queue's selectors, each with its file; none of a queue that cannot be opened."""
     try:
         context = open_queue(root, name)
         found, problems = selectors.read(context)
@@ -87,7 +82,7 @@ def is_selector_file(path: str) -> bool:
 
 
 def why_missing(context: QueueContext, selector: Selector) -> str:
-    """Return that the queue is missing which a selector sends to; "" if it is there, or the selector has none."""
+    """Return an error text if the queue that a selector sends to is missing; else ""."""
     if selector.to is None or find_layout(context.root.layout.path, selector.to) is not None:
         return ""
     return missing(context.root.layout, selector.to)
@@ -97,7 +92,7 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
 
 
 def unusable(forecast: Forecast) -> Iterator[str]:
-    """Yield why each selector takes nothing that can take nothing at all."""
+    """Yield for each selector that can take nothing why that is so."""
     selectors = forecast.selectors
     on_circle = {os.path.basename(one.path): "remove a selector or a route on that way" for one in selectors.on_circle}
     ways_out = dict.fromkeys(selectors.unusable, "correct the file, or remove it") | on_circle

@@ -41,7 +41,7 @@ def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
 
 
 def left_to_owners(context: QueueContext) -> Iterator[str]:
-    """Yield which parts of committed messages this user's processes leave to those of another user, and why."""
+    """Yield the parts of committed messages that only another user's processes can move, and why."""
     for _, path in committed(context):
         folder = os.path.dirname(path)
         for file in sorted(reading.names_in(folder)):
@@ -83,7 +83,7 @@ def waits_for(context: QueueContext, path: str) -> str:
 
 
 def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find commits whose parts have not arrived, what nobody will commit, and what does not belong there."""
+    """Find commits whose parts have not arrived, folders that nobody will commit, and files that are none of these."""
     if any(linked_folders(queue.layout.private_folders)):
         return
     folders = list(queue.entries(queue.layout.staged))

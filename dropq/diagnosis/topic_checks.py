@@ -58,7 +58,7 @@ def examine_topic(queue: ExaminedQueue) -> Iterator[Finding]:
 
 
 def _subscription(entry: Entry) -> Iterator[Finding]:
-    """Find what lies among the subscriptions of a topic and is none."""
+    """Find files and folders among the subscriptions of a topic that are no subscriptions."""
     mode = entry.status.st_mode
     if stat.S_ISLNK(mode):
         if not os.path.isdir(f"{entry.path}/target"):
