@@ -1,4 +1,4 @@
-"""What a queue has archived, oldest first, from a point on: what a replay sends again, and a recovery begins with."""
+"""The archive of a queue from a point on, oldest first: a replay sends it again, and a recovery begins with it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Archived(NamedTuple):
     """A file in processed/: its message's time, in thousandths of a ms as in ids, and which message it is.
 
-    Of a message that was replayed and acknowledged there are several files. A generated id is one message's. Any other
-    may be given twice, and the parts of a bundle bear its id: then size and time of the body, which a copy keeps, tell
-    one message from another. `bundle` is the id that a part bears, if that is a generated one; else None.
+    A message that was replayed and acknowledged has several files. Only one message has a generated id. A sender may
+    give any other id twice, and the parts of a bundle share its id: then the size and time of the body, which a copy
+    keeps, identify the message. `bundle` is the generated id that a part has; None for any other message.
     """
 
     time: int
@@ -64,7 +64,7 @@ def _archived(context: QueueContext) -> Iterator[Archived]:
 
 
 def identity_of(file: MessageFile, context: QueueContext, state: str) -> Hashable:
-    """Return what tells the message of a file from others, which a copy of it has in common; None if it is gone."""
+    """Return a key that is equal for a message and its copies; None if the file is gone."""
     if file.name.generated and not file.name.first:
         return file.name.id
     try:
@@ -80,14 +80,14 @@ def _identity(name: Name, status: os.stat_result) -> Hashable:
 
 
 def _time(context: QueueContext, point: str) -> float:
-    """Return the time that a point stands for, as messages tell theirs."""
+    """Return the time that a point stands for, in the unit of `Archived.time`."""
     match checked(point):
         case "epoch":
             return 0
         case "now":
             return math.inf
         case "creation":
-            return reading.written_ms(context.layout.created, gone=0) * 1000  # 0 of one that was made by hand
+            return reading.written_ms(context.layout.created, gone=0) * 1000  # 0 if it was made by hand
         case text if names.Name(text).generated:
             return names.moment(names.Name(text), 0)
         case text:

@@ -45,7 +45,7 @@ EXPIRED = ("delayed", "target", "processing")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one message: `detail` says it in words, `target` is its file name where it went."""
+    """What became of one message: `detail` says it in words, `target` is its new file name."""
 
     id: str
     name: str
@@ -118,12 +118,12 @@ def select(context: QueueContext, which: Selection) -> Iterator[Message]:
 
 
 def _names(message: Message) -> set[str]:
-    """Return what a message can be asked for by."""
+    """Return the names by which a message can be asked for."""
     return {message.id, message.name, message.file}
 
 
 def _roll_forward(context: QueueContext) -> None:
-    """Let parts for the queue itself arrive first, as they are among what is chosen from; wait for 10 s at most."""
+    """Wait for at most 10 s until committed parts have arrived, so that they can be selected, too."""
     until = time.monotonic() + PATIENCE
     while keeps := fan_out.sweep(context).keeps:
         if (left := until - time.monotonic()) <= 0:
@@ -144,9 +144,9 @@ def requeue(
 
     Args:
         to: the queue that they go to; None is this one.
-        to_origin: move each dead letter to the queue that it came from, where it is none any more. A letter stays whose
-            queue is not there, or has another dead-letter queue. What is no dead letter stays, too, and is passed over
-            unless its id was given.
+        to_origin: move each dead letter to the queue that it came from, as a plain message. A letter stays if that
+            queue is missing, or has another dead-letter queue. Other messages stay, too, and are reported only if their
+            ids were given.
         whole: put the parts of each bundle together, and requeue it as one message; requeue all else as it is. What was
             a record of a bundle belongs to it, too, and the id of the bundle chooses it. Another bundle may have an id
             that is not a generated one: there, parts belong together that have waited since the same time.
@@ -173,7 +173,7 @@ def requeue(
 
 
 def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:
-    """Return what takes messages out of a state in which they wait, as an error says it; "" for any other state."""
+    """Return a hint for an error: what moves messages that wait in a state; "" if none wait in that state."""
     if state not in WAITING:
         return ""
     queue = quote(context.name)
@@ -262,7 +262,7 @@ def _each_with_origin(context: QueueContext, which: Selection) -> Iterator[tuple
 
 
 def origins_in(context: QueueContext, which: Selection) -> Counter[str]:
-    """Return how many letters a requeue to their origins would put into which queue; by "" those that stay."""
+    """Return how many letters a requeue to their origins would move to each queue; under "", how many stay."""
     found = _each_with_origin(context, which)
     return Counter("" if isinstance(destination, DropqError) else destination.name for _, destination in found)
 
@@ -406,8 +406,8 @@ def each(
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
     Args:
-        act: does it; returns the message's file name where it went, or None if another process was first.
-        done: what was done, in words.
+        act: acts on a message; returns its new file name, "" if it has none, or None if another process was first.
+        done: what `act` does, in words.
     """
     found: set[str] = set()
     for message in messages:
@@ -418,16 +418,16 @@ def each(
 
 def _outcome(message: Message, act: Callable[[Message], str | None], done: str, which: Selection) -> Outcome:
     """Do something to a message, unless that is only to be reported; return what became of it."""
-    told = partial(Outcome, message.id, message.file)
+    outcome = partial(Outcome, message.id, message.file)
     if which.dry_run:
-        return told(True, f"would be {done}")
+        return outcome(True, f"would be {done}")
     try:
         file = act(message)
     except DropqError as error:
-        return told(False, str(error))
+        return outcome(False, str(error))
     if file is None:
-        return told(False, f"somebody else took it out of {message.state}/ first")
-    return told(True, done, file or None)
+        return outcome(False, f"somebody else took it out of {message.state}/ first")
+    return outcome(True, done, file or None)
 
 
 def _not_found(context: QueueContext, which: Selection, found: set[str]) -> Iterator[Outcome]:

@@ -30,9 +30,9 @@ _TEMPORARY = re.compile(r"\.(?P<name>temp-[^.]+)\.(?P<why>creating|deleted)-[0-9
 
 
 def tidy(root: RootContext) -> Iterator[int]:
-    """Do what a sweep does with them; yield for each name looked at how many temporary queues went, 0 or 1.
+    """Undo, finish or remove what dead processes left; yield for each name how many temporary queues went, 0 or 1.
 
-    What cannot be done now is logged, and left to the next sweep.
+    A failure is logged, and the next sweep tries again.
     """
     entries = list(reading.entries(root.layout.path))
     for topic in topics(root.layout):
@@ -65,8 +65,9 @@ def _tidied(root: RootContext, entry: os.DirEntry[str]) -> int:
 def decide(root: RootContext, path: str) -> Decision:
     """Return whether a sweep acts on the name of a queue that is being made or deleted, and why.
 
-    It gives a queue its name back whose deletion is `undecided`. It removes what is left of a `temporary` queue, and of
-    one whose deletion is `decided`, unless that may have messages, which `fsck` names. It leaves other names alone.
+    If a deletion is `undecided`, a sweep gives the queue its name back. It removes what is left of a `temporary` queue.
+    It also removes the rest of a queue whose deletion is `decided`, unless that may have messages, which `fsck`
+    reports. A sweep leaves other names alone.
     """
     name, now, of_root = os.path.basename(path), root.clock.now_ms(), os.path.dirname(path) == root.layout.path
     if of_root and (found := _TEMPORARY.fullmatch(name)) and names.is_temporary(found["name"]):

@@ -1,4 +1,4 @@
-"""What crashes leave in a queue's private folder, or in selectors/, and what removes it when nothing needs it."""
+"""Files that crashes leave in a queue's private folder, or in selectors/, and how they are removed."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Kind(NamedTuple):
     kind: str = "leftover"
 
     def of(self, context: QueueContext, entry: os.DirEntry[str]) -> Leftover:
-        """Return what an entry may be."""
+        """Return an entry of the folder as a possible leftover."""
         is_left, remove = partial(self.is_left, context, entry), partial(self.remove, context, entry)
         return Leftover(entry.path, self.age, is_left, remove, self.kind)
 
 
 def leftovers(context: QueueContext, *, refile: bool = True) -> Iterator[Iterator[Leftover | None]]:
-    """Yield what may be left over, by its place; None for each file that is looked at meanwhile.
+    """Yield possible leftovers, by their places; None for each other file that is looked at.
 
     Args:
         refile: file reasons by the names of their files, where their inodes alone find them.
@@ -172,7 +172,7 @@ def _is_of_no_selector(context: QueueContext, folder: os.DirEntry[str]) -> bool:
 
 
 def _held(context: QueueContext) -> Iterator[Leftover]:
-    """Yield what holders have of messages that are not claimed any more."""
+    """Yield files that holders keep for messages that are not claimed any more."""
     kept = list(reading.entries(context.layout.held))
     # RACE: a holder is known before it claims, and has its claim before a folder in held/. Asked for in this order, a
     # folder without either is of a holder that is gone.

@@ -1,7 +1,7 @@
 """Make a root; make and delete queues.
 
-A deletion is undecided until its queue proves empty under the name of one. A sweep of the root undoes one that died
-before.
+A deletion renames its queue first, and is undecided until the queue proves empty under that name. If the deleting
+process dies before, a sweep of the root undoes the deletion.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _make(
 
 
 def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors: Sequence[Selector]) -> None:
-    """Raise ConfigError if a queue that is to be made would close a circle, by what sends to its name already."""
+    """Raise ConfigError if a new queue would close a circle with queues that send to its name already."""
     topics, path = config.underlying_topic, root.layout.path
     if topics is None and not selectors:
         return  # nothing leads on from it
@@ -259,7 +259,7 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
 
 
 def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
-    """Remove the folders of a topic that is gone of which nothing is left."""
+    """Remove the empty folders of a topic that is gone."""
     store, layout = Storage(), topic.layout
     folder = f"{layout.home}/{SUBSCRIPTIONS}"
     with suppress(OSError):  # another topic, or a subscription, is in it

@@ -80,7 +80,7 @@ class Part:
 
     @classmethod
     def of(cls, message: Message) -> Part | None:
-        """Return what part of which bundle a message is; None if it is none.
+        """Return the part that a message is; None if it is no part of a bundle.
 
         Raises:
             DropqError: its body cannot have records.
@@ -105,22 +105,18 @@ def bundle_of(message: Message) -> str | None:
 
 
 def came(message: Message) -> str:
-    """Return what tells the bundle of a part from others of its id: since when it waits, and the mark of its parts."""
+    """Return what tells apart bundles of one id: since when they wait, and the mark of their parts; else ""."""
     bundle, name = bundle_of(message), message._name
     return "" if bundle is None or Name(bundle).generated else f"{name.since} {names.bundle_mark(name)}"
 
 
 def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep_expiration: bool = False) -> str:
-    """Put the parts of one bundle together as a new message; return its name in target/.
+    """Put the parts of one bundle, which lie in `state`, together as a new message; return its name in target/.
 
-    The records are in the order of their numbers. A number that none of the parts has becomes an empty line, row or
-    frame. One that several have with the same bytes is there once if the bundle has a generated id, as after a replay;
-    else it may be of two bundles, and is refused. Counters and the queue's clock begin again.
-
-    Args:
-        state: error, expired or processed, where the parts lie.
-        messages: the parts.
-        keep_expiration: keep the expiration of the first part; else drop it.
+    The records are in the order of their numbers. A missing number becomes an empty line, row or frame. If several
+    parts have equal records of a number, the whole has one if the bundle has a generated id, as after a replay. Without
+    such an id they may be of two bundles, and are refused. Counters and the queue's clock begin again, and the
+    expiration is dropped unless `keep_expiration` keeps that of the first part.
 
     Raises:
         DropqError: the parts cannot be put together; they stay as they are.
@@ -287,7 +283,7 @@ def _check_head(part: Part, head: bytes, first: Part, heads: dict[str, bytes]) -
 
 
 def sweep(context: QueueContext) -> tuple[int, int]:
-    """Bring in order what dead processes were putting together; return how many folders, and how many it could not."""
+    """Settle the folders of dead processes; return how many were settled, and how many could not be."""
     done = refused = 0
     for parent, settle in ((context.layout.joining, _settle_older), (context.layout.reassembly, _settle_dead)):
         for entry in list(reading.entries(parent)):
@@ -375,7 +371,7 @@ def _move_back(context: QueueContext, path: str, state: str) -> None:
 
 
 def _remove_part(context: QueueContext, path: str, state: str) -> None:
-    """Remove a part that is in the whole, with its reason and what it holds of a selector's credits."""
+    """Remove a part that is in the whole, with its reason and its credits."""
     file = os.path.basename(path)
     with suppress(FileNotFoundError):  # RACE: another process removed it
         inode = reading.inode(path)
@@ -398,7 +394,7 @@ def _parts_in(folder: str) -> list[str]:
 
 
 def _settle_older(context: QueueContext, folder: str) -> bool:
-    """Bring in order what the version before left: the draft was a `.whole` before it was sent, `.dropped` if never."""
+    """Settle a folder of the version before: its draft was `.whole` before it was sent, `.dropped` if never sent."""
     if (found := _OLDER.fullmatch(os.path.basename(folder))) is None:
         return False
     owner, state, name = found.groups()

@@ -1,7 +1,7 @@
-"""Recovery: a new subscription gets what its topic archived before it stood.
+"""Recovery: a new subscription gets what its topic archived before the subscription was made.
 
-While `.dropq/recovering` is there, nothing leaves the subscription's `target/`. So what it has is known, and a recovery
-that a crash ended begins again. Anybody may do it, one process at a time.
+While `.dropq/recovering` is there, nothing leaves the subscription's `target/`. So a recovery that a crash ended can
+begin again, and knows which messages the subscription has. Any process may do it, one at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _point(context: QueueContext) -> str:
 
 
 def _begin_again(topic: QueueContext) -> None:
-    """Let every distribution begin again that may have listed the receivers before the subscription stood.
+    """Make each distribution begin again that may have listed the receivers before the subscription was made.
 
     A distributor that lost its claim can neither commit nor archive. What is committed is rolled forward.
     """
@@ -104,7 +104,7 @@ def _waiting(context: QueueContext) -> list[MessageFile]:
 
 
 def recover_if_needed(context: QueueContext) -> int:
-    """Fill a subscription that was left half filled, before something is taken out of it; return as `recover` does."""
+    """Finish an interrupted recovery before anything leaves the subscription; return what `recover` does."""
     if is_recovering(context):
         with suppress(NoSuchQueue):  # its topic is gone: it stays as it is
             return recover(context)

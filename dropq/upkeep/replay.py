@@ -1,8 +1,8 @@
-"""Sending again what a queue has archived: from a point in time on, oldest first, while the archive stays.
+"""Send archived messages again, from a point in time on, oldest first; the archive stays.
 
-A replay makes copies, and no links, which would share their inode with the archived file: by the inode a reason finds
-its file; and each rename of a link sets the one ctime, by which retention finds what is oldest in the archive, and a
-message whose name tells no time has its own.
+A replay makes copies. A link would share its inode with the archived file, and a reason finds its file by the inode.
+Each rename of a link would also change the ctime of the archived file: retention finds the oldest files by it, and a
+message whose name contains no time takes its time from it.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Requester:
             return True
 
     def ask(self, send: Send, fields: Mapping[str, Any], seconds: float | None, ending: Ending) -> Reply | None:
-        """Send a request and wait for its answer; return None when none came in time, or the request was given up."""
+        """Send a request and wait for its answer; return None if none came in time, or it was given up."""
         if ending.has_come():
             return None
         sent = send(**fields, reply_to=self.name)
@@ -125,7 +125,7 @@ class Requester:
         return None
 
     def _next(self, seconds: float, sent: Sent, ending: Ending) -> Message | None:
-        """Wait for a message; None when none came in time."""
+        """Wait for a message; return None if no message came in time."""
         assert self._subscription is not None
         ending.wakes(self._subscription._wake)
         removed: NoSuchQueue | None = None
@@ -158,7 +158,7 @@ class Requester:
         return None
 
     def end(self) -> None:
-        """Remove the queue with what is in it; what cannot be removed now, a sweep removes."""
+        """Remove the queue with its messages; if that fails, a sweep removes it."""
         if not self.is_ours:
             return
         try:
@@ -181,7 +181,7 @@ class Requesters:
         weakref.finalize(self, _end_all, self._idle)
 
     def take(self) -> Requester | None:
-        """Return one whose queue is there, which is then the caller's; None if there is none."""
+        """Take a requester whose queue is there, for the caller alone; return None if there is none."""
         while (requester := _popped(self._idle)) is not None:
             if requester.is_ours and requester.is_there():
                 return requester

@@ -30,7 +30,7 @@ def surplus(
     Args:
         keep_age: seconds that files are kept; None takes the queue's history_age for processed/.
         keep_count: how many are kept; None takes the queue's max_history for processed/.
-        remove: remove each before it is yielded.
+        remove: remove each file before yielding its name.
     """
     if state == "processed":
         keep_age = context.config.history_age if keep_age is None else keep_age

@@ -40,14 +40,14 @@ from dropq.upkeep.queues import is_under_way
 
 log = logging.getLogger("dropq")
 
-#: Why a message is a dead letter that waited in a queue that destroyed itself.
+#: The reason of a dead letter that waited in a queue when the queue destroyed itself.
 REASON = "self_destruct"
 #: The folders that must be the queue's own: the queue could not be brought back if they were links.
 _OWN = ("home", "base", "private", "processing", *WAITING)
 
 
 def sweep(context: QueueContext) -> bool:
-    """Note whether anything needs a queue; if nothing did for `self_destruct_after`, destroy it, and return True."""
+    """Note whether anything needs a queue; destroy it, and return True, if nothing has for `self_destruct_after`."""
     layout = context.layout
     if not context.config.self_destruct or any(os.path.islink(getattr(layout, folder)) for folder in _OWN):
         return False
@@ -75,9 +75,9 @@ def sweep(context: QueueContext) -> bool:
 
 
 def sweep_all(root: RootContext) -> Iterator[int]:
-    """Do what `sweep` does with each queue of a root; yield for each name how many queues went, 0 or 1.
+    """Sweep each queue of a root; yield for each name how many queues went, 0 or 1.
 
-    What cannot be destroyed now is logged, and left to the next sweep.
+    A failure is logged, and the next sweep tries again.
     """
     for entry in list(reading.entries(root.layout.path)):
         if not names.can_name_queue(entry.name):
@@ -173,7 +173,7 @@ def _closed(folder: str, context: QueueContext) -> bool:
 
 
 def _empty(gone: QueueContext) -> None:
-    """Send off what waits, and remove the folders that it waits in."""
+    """Send off the messages that wait, and remove the folders in which they wait."""
     queue = gone.config.dead_letter_queue
     letters = None if queue is None else dead_letters.find_layout(gone.root.layout.path, queue)
     for state in reversed(WAITING):  # what was delayed goes to target/

@@ -77,7 +77,7 @@ class SweepReport:
     rolled_forward: int = 0
     #: Messages that a subscription with a recovery point got from the archive of its topic.
     recovered: int = 0
-    #: What a subscription had got against its filter, from a publisher that knows no filters.
+    #: Messages that do not match the subscription's filter, from a publisher that knows no filters.
     unwanted: int = 0
     #: Messages that were carried to other file systems.
     carried: int = 0
@@ -194,7 +194,7 @@ def recover(sweep: Sweep) -> None:
 
 
 def _sweep_staged(sweep: Sweep) -> None:
-    """Bring in order what distributors, or selectors that copy, had staged."""
+    """Roll forward, or drop, the messages that distributors, or selectors that copy, had staged."""
     context, report = sweep.context, sweep.report
     if context.layout.topic or reading.exists(context.layout.staged):
         from dropq.staging import fan_out
@@ -205,7 +205,7 @@ def _sweep_staged(sweep: Sweep) -> None:
 
 
 def _return_claims(sweep: Sweep) -> None:
-    """Return what the dead held and what outlived its lease, and set aside what has expired."""
+    """Return the messages of dead holders and of leases that ran out; set aside messages that have expired."""
     context, report = sweep.context, sweep.report
     returned = report.dead + report.lapsed
     claims = list(claims_in(context))
@@ -288,7 +288,7 @@ def _deliver_delayed(sweep: Sweep) -> None:
             sweep.report.delayed += deliver_delayed(context, entry.name)
 
 
-# -- what somebody asks for by hand --------------------------------------------------------------------------------
+# -- steps of a sweep by hand alone --------------------------------------------------------------------------------
 
 
 def _tidy_topic(sweep: Sweep) -> None:
@@ -393,7 +393,7 @@ def _carry(sweep: Sweep) -> Iterator[None]:
 
 
 def _drop_unwanted(sweep: Sweep) -> Iterator[None]:
-    """Archive, undelivered, what a subscription got against its filter."""
+    """Archive messages that do not match the subscription's filter; nobody receives them."""
     context = sweep.context
     if not context.layout.is_subscription or context.config.filter is None:
         return
@@ -469,11 +469,11 @@ STEPS = (
 )
 
 
-# -- what is of no one queue ---------------------------------------------------------------------------------------
+# -- steps outside the queues --------------------------------------------------------------------------------------
 
 
 class RootStep(NamedTuple):
-    """A step of a sweep of a root: `run` yields how much it has done with each name, which `counts` counts."""
+    """A step of a sweep of a root: `run` yields a number for each name, to add to the report's `counts`."""
 
     what: str
     when: When
@@ -511,7 +511,7 @@ ROOT_STEPS = (
 def run_of_root(
     root: RootContext, report: SweepReport, when: When, passing: Callable[[str], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Do the steps of a sweep of a root, in small parts; `passing` says what becomes of the errors of one."""
+    """Do the steps of a sweep of a root, in small parts; `passing` handles the errors of a step."""
     for step in ROOT_STEPS:
         if step.when & when:
             with passing(step.what):

@@ -34,7 +34,7 @@ UPKEEP_SHARE = 100
 
 
 class RootUpkeep:
-    """The upkeep of a root that is of no one queue: a process does it once a minute, however many queues it sweeps."""
+    """The upkeep of a root outside its queues: a process does it once a minute, however many queues it sweeps."""
 
     def __init__(self) -> None:
         self._again = 0.0
@@ -52,7 +52,7 @@ class RootUpkeep:
 
 
 def sweeps_of_routers() -> Callable[[QueueContext], QuickSweep]:
-    """Return what makes the sweeps that the routers of a root do on the way."""
+    """Return a factory of the sweeps that the routers of a root do on the way."""
     return partial(QuickSweep, routes=False, of_root=RootUpkeep())
 
 
@@ -63,8 +63,8 @@ class QuickSweep:
     only once that is a minute old.
 
     Args:
-        routes: whether it does what the queue's selectors say; False for a router, which does that itself.
-        of_root: the root's upkeep, which it does, too; None for one of its own.
+        routes: whether it runs the queue's selectors; False for a router, which runs them itself.
+        of_root: the root's upkeep, which several sweeps may share; None makes a new one.
     """
 
     def __init__(self, context: QueueContext, *, routes: bool = True, of_root: RootUpkeep | None = None) -> None:
@@ -75,8 +75,7 @@ class QuickSweep:
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
-        #: When the first file has settled that waits in a topic of which it is a receiver, in ms since 1970; 0 if none
-        #: is to settle.
+        #: When the first unsettled file of the consumer's topics has settled, in ms since 1970; 0 if all have settled.
         self.settles_at = 0
         self._upkeep: Iterator[None] | None = None
         self._upkeep_at = time.monotonic() + self._timing.first_upkeep
@@ -144,9 +143,9 @@ class QuickSweep:
                     self.settles_at = min(filter(None, (self.settles_at, distributor.settles_at)), default=0)
 
     def _keep_up_topics(self, report: SweepReport) -> Iterator[None]:
-        """Do for the topics that the consumer's messages come from what their publishers left as they died.
+        """In the consumer's topics, finish the jobs of dead publishers, and remove their signs of life.
 
-        That is to finish jobs, and to remove signs of life. A topic need not have a consumer of its own.
+        A topic need not have a consumer of its own.
         """
         for topic in self._topics.topics() if self._topics is not None else ():
             sweep = _of_consumer(topic, report)
@@ -159,7 +158,7 @@ class QuickSweep:
                     yield
 
     def found_nothing(self) -> None:
-        """Do what the queue's selectors say with what the consumer leaves to others, unless that was a moment ago."""
+        """Run the queue's selectors on messages that no filter here takes, at most once a second."""
         now = time.monotonic()
         if not self._routes or now < self._selects_at:
             return
@@ -205,11 +204,8 @@ class QuickSweep:
         context.storage.stamp(context.layout.swept)
         if self._upkeep is None:
             report = self._upkeep_report = SweepReport()
-            self._upkeep = chain(
-                _upkeep(context, report),
-                self._of_root.run(context, report),
-                self._keep_up_topics(report),
-            )
+            own = _upkeep(context, report)
+            self._upkeep = chain(own, self._of_root.run(context, report), self._keep_up_topics(report))
         done, started = self._upkeep_report.total, time.monotonic()
         for _ in self._upkeep:
             if (took := time.monotonic() - started) > SLICE:
@@ -239,10 +235,10 @@ def tidy(root: RootContext) -> SweepReport:
 
 
 def _upkeep(context: QueueContext, report: SweepReport) -> Iterator[None]:
-    """Do the upkeep of a queue, or of a topic of which it is a receiver."""
     return _of_consumer(context, report).run(When.MINUTE)
 
 
 def _of_consumer(context: QueueContext, report: SweepReport) -> Sweep:
+    """Return a consumer's sweep of its queue, or of a topic that sends to it."""
     drivers = ages.DEAD_DRIVER / 1000
     return Sweep(context, report, jobs_older_than=ages.JOB / 1000, stalled_for=drivers)
