@@ -73,9 +73,9 @@ def is_committed(folder: str) -> bool:
 
 
 def is_dropped(folder: str) -> bool:
-    """Return whether a fence has the name `whole` in a staged folder; a link is none, and a commit may replace it.
+    """Return whether a fence has the name `whole` in a staged folder; a link is no fence, as a commit may replace it.
 
-    RACE: the holder may commit at any moment: that it was not committed, and that the name is taken now, is no proof.
+    RACE: the holder may commit at any moment: two looks, for no commit and for a name that is taken, prove nothing.
     """
     whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
     return (reading.is_folder(whole) and not os.path.islink(whole)) or (

@@ -64,13 +64,13 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:
-    """Return what a credit's file says; None if there is none that can be used."""
+    """Return the content of a credit's file; None if the file is missing, or cannot be used."""
     with _opened(root, via) as folder:
         return None if folder is None else read_in(folder, via.key)
 
 
 def free(context: QueueContext, file: str) -> None:
-    """Remove the credits under which a message came that was settled; what cannot be removed now, an audit removes."""
+    """Free the credits under which a settled message came; an audit removes those that cannot be removed now."""
     if (via := via_of(file)) is not None:
         free_under(context, via, file)
 
@@ -104,7 +104,7 @@ def queue_of(root: RootLayout, token: str) -> tuple[str, str] | None:
 
 
 def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
-    """Return the layout of the queue that a stranger's file names; None if it names none of this root."""
+    """Return the layout of the queue that a stranger's file names; None if this root has no such queue."""
     if not is_address(address):
         return None
     return next((layout for layout in layouts(root.path, address) if os.path.isdir(layout.target)), None)
@@ -112,7 +112,7 @@ def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
 
 @contextmanager
 def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
-    """Open the folder of a credit for a block; None if there is none."""
+    """Open the folder of a credit for a block; yield None if it is missing."""
     known = queue_of(root, via.token)
     layout = None if known is None else layout_of(root, known[0])
     with opened(layout, via.token) as folder:
@@ -121,7 +121,7 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
 
 @contextmanager
 def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
-    """Open the folder of the credits that a selector of a queue has spent for a block; None if there is none."""
+    """Open, for a block, the folder of the credits that a selector has spent; yield None if it is missing."""
     folder = None if layout is None or not token else reading.open_below(layout.base, PRIVATE, _CREDITS, token)
     try:
         yield folder
@@ -131,7 +131,7 @@ def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
 
 
 def read_in(folder: int, key: str) -> Credit | None:
-    """Return what a credit's file in an open folder says; None if there is none that can be used.
+    """Return the content of a credit's file in an open folder; None if it is missing, or cannot be used.
 
     If it raises OSError, it cannot be read now, and a message may still need it.
     """

@@ -1,9 +1,9 @@
 """Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
 
 A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
-(`reasonS`, one word). It has no expiration any more. Its counters and its clock begin anew with its arrival, and the
-limits of the queue that it is in now act on it as on any message. To become one is a hop, and a letter that has made
-as many as a message may becomes none again: so rings of dead-letter queues end.
+(`reasonS`, one word). It has no expiration any more. Its counters and its clock start again with its arrival, and the
+limits of the queue that it is in now act on it as on any message. Becoming a dead letter is a hop, and the number of
+hops is limited: so rings of dead-letter queues end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find_layout(root: str, name: str) -> QueueLayout | None:
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:
-    """Return what the name of a dead letter says: one hop more than before, and counters that begin anew.
+    """Return what the name of a dead letter says: one hop more than before, and counters that start again.
 
     Args:
         origin: the address of the queue that it is in.
@@ -59,9 +59,9 @@ def why_no_more(name: Name) -> str:
 
 
 def check_origin(letters: QueueContext, origin: QueueContext) -> None:
-    """Refuse to put a letter back into a queue whose letters do not go where it lies.
+    """Refuse to put a letter back into its origin unless the dead letters of that queue come here.
 
-    What its name says of its origin is data of whoever could write there: rights are not lent to it.
+    Anybody who can write here can write any origin into a name: such a name must not borrow this user's rights.
 
     Raises:
         ConfigError: another queue, or none, is the dead-letter queue of its origin.

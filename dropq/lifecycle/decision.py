@@ -1,4 +1,4 @@
-"""What a rule decides, and why: those that act look at `allowed`, those that explain show the rest."""
+"""What a rule decides, and why: code that acts reads `allowed`, code that explains shows the rest."""
 
 from __future__ import annotations
 

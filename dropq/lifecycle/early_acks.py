@@ -48,7 +48,7 @@ def remembered(layout: QueueLayout) -> frozenset[str]:
 def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
     """Archive a waiting message undelivered if its ack came before it; return False if it is to be delivered.
 
-    A part of a bundle is delivered: the ack was of the bundle, of which each part would use it up alone.
+    A part of a bundle is delivered: the ack is for the whole bundle, and one part would use it up.
 
     Args:
         owner, deadline: of the claim, as for `Claims.claim`.

@@ -104,7 +104,7 @@ def _limit_reached(config: QueueConfig, name: Name, how: HowReturned) -> str:
 
 
 def delivers(context: QueueContext, claim: Claim) -> bool:
-    """Return whether a claim counts as a delivery: what distributes or copies delivers nothing."""
+    """Return whether a claim counts as a delivery: a claim for distributing or copying does not."""
     return not (context.layout.is_topic or claim.of_router)
 
 

@@ -19,7 +19,7 @@ from dropq.storage.liveness import Presence
 
 #: Seconds after which a holder that uses its queue touches the marker again.
 TOUCH_INTERVAL = 60.0
-#: What a marker says whose holder has no lock: no mount has this mark.
+#: The content of a marker whose holder has no lock: no mount has this mark.
 _UNLOCKED = b"no lock\n"
 
 
@@ -50,8 +50,8 @@ def left(layout: QueueLayout, clock: Clock, older_than: float | None = None) -> 
     """Yield whether a queue is ephemeral and its holder is gone; keep other sweeps from finding that meanwhile.
 
     Args:
-        older_than: seconds without a touch after which a holder counts as gone whose lock tells nothing here; None
-            leaves such a queue alone. A holder whose lock shows that it lives is never gone.
+        older_than: if locks do not work here, seconds without a touch after which the holder counts as gone; None
+            leaves such a queue alone. A holder whose lock shows that it is alive is never gone.
     """
     # RACE: a queue that is just being made has its holder's lock before it has a name, so no sweep finds it without.
     name = os.path.basename(layout.ephemeral)

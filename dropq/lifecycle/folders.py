@@ -24,7 +24,7 @@ from dropq.storage.files import Storage
 
 #: The name of a queue whose deletion is decided: it is being removed.
 DECIDED = re.compile(r"\.(?P<name>.+)\.deleted-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
-#: How often what is being removed is tried: a send that is half-way may put one more file there.
+#: How often a removal is tried: a send that is half-way may put one more file there.
 _TRIES = 3
 
 
@@ -79,7 +79,7 @@ def begin_deletion(context: QueueContext, undecided: str) -> None:
 
 
 def close(folder: str, store: Storage) -> None:
-    """Remove a folder that is empty but for a `.keep`: what is half-way into it fails."""
+    """Remove a folder that is empty but for a `.keep`: a send that is half-way into it fails."""
     store.unlink(f"{folder}/{KEEPER}")
     store.remove_folder(folder)
 
@@ -93,7 +93,7 @@ def restore(gone: QueueLayout, home: str, store: Storage) -> None:
 
 
 def clear(root: RootLayout, base: str, gone: QueueLayout, store: Storage, *, wholly: bool = False) -> None:
-    """Remove a queue whose deletion is decided, and what the root has noted of it.
+    """Remove a queue whose deletion is decided, and the root's notes of it.
 
     A link in it goes, and what that leads to stays.
 
@@ -112,7 +112,7 @@ def clear(root: RootLayout, base: str, gone: QueueLayout, store: Storage, *, who
 
 
 def remove(away: str, store: Storage) -> None:
-    """Remove a folder with all that is in it, and what a send that was half-way still puts there; follow no link."""
+    """Remove a folder with all files in it, also a file that a half-way send still puts there; follow no link."""
     for left in reversed(range(_TRIES)):
         try:
             return store.remove_tree(away)

@@ -1,4 +1,4 @@
-"""Which row a message for another file system is given to, and that an older state of a queue gives nothing.
+"""Choose the row that a message for another file system goes to; an older state of a queue gives nothing.
 
 The ledger of the other queue keeps the number of the last list of each row for good. A queue that lacks a row which the
 ledger has from it, or whose newest list of the row has a lower number, came from a backup, or is a copy of another
@@ -40,8 +40,8 @@ def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, i
     RACE: two processes at once may make two rows to one queue. Both are used from then on.
 
     Args:
-        asked: when each row was last changed as its ledger was asked. A row that is in it, and has not changed, is used
-            at once.
+        asked: when each row was last changed, as its ledger was checked. A row in it that has not changed since is used
+            without another check.
 
     Raises:
         OlderState: the queue is an older state of itself: nothing may be given.

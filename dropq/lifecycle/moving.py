@@ -61,10 +61,9 @@ class Moves:
     ) -> Location | None:
         """Move a message that cannot be delivered to the dead-letter queue; return where it is now.
 
-        If that queue is missing or refuses the message, or none is named, or the message is a dead letter that has made
-        all its hops, it goes to error/, with the reason.
-        If that queue lies on another file system, the message goes to a row for it. A crash leaves it where it was or
-        there.
+        If that queue is missing or refuses the message, or no queue is named, or the message is a dead letter that has
+        made all its hops, it goes to error/, with the reason. If that queue lies on another file system, the message
+        goes to a row for it. A crash leaves it where it was or there.
 
         Args:
             message: its claim; or its file, if it waits unclaimed.
@@ -114,10 +113,8 @@ class Moves:
     def letters_from_error(self, letters: Mapping[str, str]) -> set[str]:
         """Move messages on from error/ to the dead-letter queue; return the file names of those that went.
 
-        If that queue is missing or refuses one, it stays, with its reason. A crash leaves each in one of the two.
-
-        Args:
-            letters: why each cannot be delivered, in a word of at most 32 bytes, by its file name.
+        `letters` has the reason of each, as for `to_dead_letter`, by its file name. If the queue is missing or refuses
+        a message, that stays, with its reason. A crash leaves each message in error/ or in the queue.
         """
         paths = {file: self._letter_from_error(file, reason) for file, reason in letters.items()}
         folders = {os.path.dirname(path) for path in paths.values() if path}
@@ -171,8 +168,8 @@ class Moves:
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
         """Move a file into a folder, where it replaces nothing; return its path there.
 
-        If its name is taken, it gets the one that `marked` returns, which is never taken. No name is reserved first:
-        behind a link, the empty file would be a message of another queue.
+        If its name is taken, it gets the name that `marked` returns, which is unique. No name is reserved first: behind
+        a link, the empty file would be a message of another queue.
         """
         try:
             if self._storage.place_in_kernel(source, path := f"{folder}/{file}"):
@@ -287,7 +284,7 @@ class Moves:
         what `requeue` does.
         """
         name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
-        if name.reason:  # a dead letter that is moved on is none any more
+        if name.reason:  # a dead letter that is moved on becomes a plain message
             name = replace(self._sidecars.whole(name), reason="", origin="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
         return self._move_to_queue(self._layout.target, file.filename, to, name)
@@ -299,8 +296,8 @@ class Moves:
 
         Args:
             folder: the folder that it is in.
-            via: the credit under which it had come there; None if it had come under none. From another file system the
-                message comes back under none, as no audit would find it on its way: this credit is freed.
+            via: the credit under which it had come there, or None. From another file system the message comes back
+                without a credit, as no audit would find it on its way: this credit is freed.
             copied: whether its copies were made there before it was moved.
         """
         name = self._sidecars.file(filename, folder).name.unmarked
@@ -343,7 +340,7 @@ class Moves:
         return self._give_to(f"{source}/{filename}", to, name)
 
     def _place(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
-        """Move a file to a queue by one rename; raise StorageError with EXDEV where none leads there."""
+        """Move a file to a queue by one rename; StorageError with EXDEV if the queue lies on another file system."""
         file = into_target(to, f"{source}/{filename}", naming.name_at(self.context, to, name))
         if file is not None:
             sync_settled(self.context, source)

@@ -1,8 +1,8 @@
 """Named subscriptions: those of a client that comes back, such as a worker that is restarted.
 
-`.dropq/named/CLIENT` says that a client has had one; the file stays when the client goes. The client lives while a
-subscription of it does, by that one's sign of life in `consumers/`. Where a file system has no locks, nobody can tell
-that it does not: its file says so, and the client counts as alive.
+`.dropq/named/CLIENT` says that a client has had a named subscription; the file stays when the client goes. A client is
+alive while a sign of life in `consumers/` shows that a subscription of it is. Without locks nobody can prove a client
+dead, so it counts as alive, and its file says so.
 
 `.dropq/kept` says that the queue has had a selector or a named subscription. Without it, a queue with `self_destruct`
 stays: it is new.
@@ -15,7 +15,7 @@ from dropq.format.layout import QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import liveness, reading
 
-#: What the file of a client says whose life no lock shows.
+#: The content of a client's file if no lock shows whether the client is alive.
 _UNLOCKED = b"no lock\n"
 
 

@@ -1,4 +1,4 @@
-"""The names that messages get as their state changes; what one move alone changes of a name stands with that move."""
+"""The names that messages get as their state changes; a change that only one move makes is in that move's code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def copy_name(context: QueueContext, name: Name) -> str:
 
 
 def coded(context: QueueContext, file: str, arrival: int) -> str:
-    """Return the name of a foreign file as a coded one, which no queue takes for no message.
+    """Return the name of a foreign file in dropq's own form, which no queue ignores.
 
     By its arrival, in ms since 1970, it keeps its place in the order.
     """
@@ -99,7 +99,7 @@ def restarted(context: QueueContext, file: MessageFile, to: QueueContext) -> Nam
 
 
 def stays_copied(context: QueueContext, name: Name, to: QueueContext) -> str:
-    """Return what a name says of copies that were made, as it goes to a queue: nothing to another than this one."""
+    """Return the mark for copies that were made, for a message that goes to a queue: "" unless it is this queue."""
     return name.copied if to.layout.home == context.layout.home else ""
 
 
@@ -136,5 +136,5 @@ def name_of_whole(
 
 
 def uncounted(name: Name) -> Name:
-    """Return a name without what was counted of its message; it stays the part of a bundle that it was."""
+    """Return a name without its message's counts; a part of a bundle stays that part."""
     return replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)

@@ -40,7 +40,7 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
 
 
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
-    """Return how a queue, topic or subscription is laid out, by one of its folders; None where there is none."""
+    """Return how a queue, topic or subscription is laid out, by one of its folders; None if it is not there."""
     for _ in range(2):
         with error_context(f"whether queue {name} is there is not known"):
             for layout in layouts(root, name):
@@ -143,7 +143,7 @@ def _is_subscription(address: str, name: str) -> bool:
 
 
 def _makers(name: str) -> str:
-    """Return which command makes what an address may name."""
+    """Return the command that makes a queue, topic or subscription of an address."""
     topic, slash, folder = name.partition("/")
     made = SubscriptionName.of(folder) if slash else None
     if made is not None:
@@ -180,7 +180,7 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
 
 
 def storage_of(config: QueueConfig, base: str | None = None) -> Storage:
-    """Return what writes as a queue's configuration says, and never makes the folder `base`."""
+    """Return the storage of a queue, with the modes and durability of its configuration; it never makes `base`."""
     group = _group_number(config.group)
     return Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group, base=base)
 

@@ -113,8 +113,8 @@ def marks_in(private: str) -> set[str]:
 def is_copied(private: str, name: names.Name) -> bool:
     """Return whether the selectors of a queue have made their copies of a message: its name bears a mark of the queue.
 
-    A script that moves it to another queue takes the mark along, where it says nothing. One without a queue's mark, as
-    an older dropq wrote it, counts wherever it lies.
+    If a script moves the message to another queue, the mark has no meaning there. A name that an older dropq wrote has
+    no queue's mark, and counts wherever the message lies.
     """
     return name.copied == names.COPIED_HERE or bool(name.copied and exists(f"{private}/{_QUEUE}{name.copied}"))
 
@@ -146,8 +146,8 @@ def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
 def why_away(root: RootLayout, address: str) -> str:
     """Return why a queue that is not found by its address may come back; "" if it is gone, or never was.
 
-    It may while a deletion of it is not decided, while a link to it leads nowhere, and while the root misses it. If
-    that cannot be told, it may. What no queue can be called, as a stranger's return address, is not away.
+    It may while a deletion of it is not decided, while a link to it leads nowhere, while the root misses it, and while
+    this cannot be found out. A name that no queue can have, such as a stranger's return address, is not away.
     """
     if not is_address(address):
         return ""
@@ -170,7 +170,7 @@ def why_away(root: RootLayout, address: str) -> str:
 
 
 def remedy(root: RootLayout, address: str) -> str:
-    """Return how a queue that is missing gets there: it is brought back, or made."""
+    """Return how to bring back, or to make, a missing queue."""
     return why_away(root, address) or f"`dropq create {shlex.quote(address)}` makes it"
 
 
@@ -215,7 +215,7 @@ def whole_name(layout: QueueLayout, part: str) -> str:
 
 
 def _missed(root: RootLayout, address: str) -> str:
-    """Return the note of a queue that the root knows by its address, and that is nowhere; "" if there is none.
+    """Return the note of a missing queue that the root knows by its address; "" if there is none.
 
     It is not missed if it is found elsewhere, or its deletion was decided, though not all of it is removed.
     """
@@ -303,7 +303,7 @@ def scanning(root: RootLayout) -> Generator[int, None, Seen]:
 
 
 def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
-    """Yield the layouts of a root's queues, topics and subscriptions; OSError where there may be one unseen."""
+    """Yield the layouts of a root's queues, topics and subscriptions; OSError if it may have missed one."""
     seen = set[str]()
     for address in addresses(root, _refuse_closed):
         for layout in layouts(root.path, address):
@@ -329,7 +329,7 @@ def _refuse_closed(address: str, error: OSError) -> None:
 
 
 def addresses(root: RootLayout, closed: Closed = pass_over) -> Iterator[str]:
-    """Yield what may be the address of a queue, topic or subscription; `closed` hears of what nobody may look into."""
+    """Yield possible addresses of queues, topics and subscriptions; call `closed` for topics that cannot be read."""
     for entry in entries(root.path):
         if names.can_name_queue(entry.name):
             yield entry.name
@@ -375,7 +375,7 @@ def topics(root: RootLayout, own: str = "", closed: Closed = pass_over) -> Itera
 
 
 def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
-    """Yield the names of the folders of a topic's subscriptions; a link is that of a view, and none of these."""
+    """Yield the names of the folders of a topic's subscriptions; leave out links, which belong to views."""
     layout, shared = topic_layout(root.path, topic), is_shared(root)  # only where a DropboxMQ works some are hidden
     for folder in _subscription_folders(root, topic):
         if not shared or not exists(subscription_layout(layout, folder).removed):
@@ -404,7 +404,7 @@ def _subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
 def linked_queue(root: RootLayout, link: str) -> str | None:
     """Return the queue that somebody linked among the subscriptions of a topic, which gets what is published there.
 
-    The link of a view is none of these: it is for a DropboxMQ, and the view's own topics decide what it gets.
+    The link of a view does not count: it is for a DropboxMQ, and the view's own topics decide what it gets.
     """
     if link.endswith(VIEW_LINK):
         return None

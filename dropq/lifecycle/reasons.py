@@ -49,7 +49,7 @@ class Reasons:
         self._storage.write_small(path, content(fields, name, inode))
 
     def adopt(self, path: str, state: str, name: str, inode: int) -> None:
-        """Make a file the reason of another one, which it names; do nothing if it is missing. It is not synced."""
+        """Make a file the reason of the file that it names; do nothing if it is missing. It is not synced."""
         destination = self.path(state, name, inode)
         self._storage.make_folder(os.path.dirname(destination))
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -69,7 +69,7 @@ class Reasons:
         A crash before leaves the reason where `find` finds it by the inode, and a sweep files it.
         """
         # RACE: it is missing if another process was first, or has taken the message out again. If a person takes the
-        # message out by hand at this moment, and a second file of its name comes, that one may get this reason.
+        # message out by hand at this moment, and a second file of its name comes, that file may get this reason.
         path = self.path(state, name, inode)
         with suppress(FileNotFoundError), self._logging(path, "is found only while its file keeps its inode"):
             self._storage.replace(path, self.path(state, name, None))
@@ -90,7 +90,7 @@ class Reasons:
                 self._storage.unlink(path)
 
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
-        """Return why a file is in a state; None if there is no reason, or none that can be read."""
+        """Return why a file is in a state; None if its reason is missing or cannot be read."""
         by_name = _content(self.path(state, name, None), name)
         if by_name is not None and by_name.get("inode") in (None, inode):
             return by_name
@@ -163,7 +163,7 @@ class Reasons:
 
     @contextmanager
     def _logging(self, path: str, outcome: str) -> Iterator[None]:
-        """Log an error, and what it means for a reason: the message itself has moved."""
+        """Log an error, and its outcome for a reason: the message itself has moved."""
         try:
             yield
         except FileNotFoundError:
@@ -191,8 +191,8 @@ def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:
     """Return whether a reason is about a file that is in a folder.
 
     Args:
-        file: the reason's own file name. It says whether the reason is filed by the name alone; one that is filed by an
-            inode, too, is about a file with another inode only if no second file can have the name.
+        file: the reason's own file name. It says whether the reason is filed by the name alone. A reason that is also
+            filed by an inode is about a file with another inode only if no second file can have the name.
     """
     name = reason.get("name")
     if not isinstance(name, str) or os.path.basename(name) != name:
@@ -211,7 +211,7 @@ def _file(name: str, inode: int | None) -> str:
 
 
 def _ms(time: object) -> int:
-    """Return the time of a text of a reason, in ms since 1970; 0 where it is none, as others may have written it."""
+    """Return the time in a reason, in ms since 1970; 0 if the text, which others may have written, is no time."""
     try:
         return max(int(datetime.fromisoformat(str(time)).timestamp() * 1000), 0)
     except (ValueError, OverflowError):
@@ -219,7 +219,7 @@ def _ms(time: object) -> int:
 
 
 def _count(number: object) -> int:
-    """Return the count of a reason; 0 where it is none that a name could hold."""
+    """Return a count in a reason; 0 if no name could hold it."""
     return number if type(number) is int and 0 <= number < 1 << 31 else 0
 
 

@@ -15,7 +15,7 @@ from dropq.storage.failures import storage_error
 
 
 class Outlet:
-    """What sends to one queue."""
+    """Sends to one queue."""
 
     def __init__(self, context: QueueContext) -> None:
         self.context = context
@@ -23,7 +23,7 @@ class Outlet:
         self._storage = context.storage
 
     def close(self) -> None:
-        """End what the object keeps open."""
+        """Close open files and locks."""
 
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
         """Write a body into working/, under the name that the message will have; `synced` as for `write_new`."""
@@ -69,7 +69,7 @@ class Outlet:
         return None
 
     def _take_back(self, staged: str, error: OSError, adopted: str = "") -> DropqError:
-        """Remove a staged file that could not be sent, unless it is an adopted one; return the error to raise."""
+        """Remove a staged file that could not be sent, but no adopted file; return the error to raise."""
         with suppress(OSError):  # fsck finds the file if it stays
             if not adopted:
                 self._storage.unlink(staged)

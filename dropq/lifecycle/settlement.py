@@ -1,7 +1,7 @@
-"""The contract of all that settles messages, and the plain claims of a queue: one rename makes each, one settles it.
+"""The contract for settling messages, and the plain claims of a queue: one rename makes a claim, one settles it.
 
-Plain claims, also those of published messages and those made by hand, are `Claims`; the shares of a barrier and the
-records of a bundle are settled by the same five verbs.
+Plain claims, also of published messages and claims made by hand, are `Claims`; the shares of a barrier and the records
+of a bundle are settled by the same five verbs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dropq.storage.failures import storage_error
 
 log = logging.getLogger("dropq")
 
-#: Why a message is in error/ whose body was written to between its claim and its ack.
+#: The reason of a message in error/ whose body was written to between its claim and its ack.
 BODY_CHANGED = (
     "its body was changed while it was worked on: undo what was done with it, and requeue it; a settle_time that is "
     "longer than its writer's pauses prevents this"
@@ -83,7 +83,7 @@ class Claims(Settlement):
 
         Args:
             deadline: when its lease runs out, in ms since 1970; 0 for never.
-            again: keep in its name whose lease ran out: the same stream claims it again.
+            again: keep in its name the claim whose lease ran out: the same stream claims it again.
             state: where it waits: target, or delayed to settle it before its delay is over.
         """
         number, own_name = (1, file.filename) if file.plain else naming.next_delivery(self.context, file, again=again)
@@ -167,7 +167,7 @@ class Claims(Settlement):
         """Return a claimed message to target/, or to delayed/; or end it, as `after_delivery` decides.
 
         Args:
-            lapsed: the claim whose lease ran out, which the name is to show to a stream that claims it again.
+            lapsed: the claim whose lease ran out; its name shows it to a stream that claims the message again.
         """
         name, state, reason, details = returned(self.context, claim, **how)
         if reason:

@@ -19,7 +19,7 @@ from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: How many bytes of what was seen of files are remembered. Beyond that the oldest is forgotten: its file waits longer.
+#: Bytes for remembering how files looked. Beyond that the oldest entry is forgotten: its file waits longer.
 REMEMBERED = 4 << 20
 #: How many bytes it takes to remember a file, besides its name: its two times, its inode, and their place in a table.
 _ENTRY = 300
@@ -39,7 +39,7 @@ def is_written(found: os.stat_result) -> bool:
 
 
 def _may_go_on(found: os.stat_result) -> bool:
-    """Return whether a write may follow: the last change was one; or none came yet, as servers may set modes first."""
+    """Return whether a write may follow: the last change was one, or, as servers set modes first, nothing came yet."""
     return is_written(found) or not found.st_size
 
 
@@ -173,7 +173,7 @@ class Settling:
             return 0  # who takes it will see that it is gone
 
     def status(self, path: str) -> os.stat_result:
-        """Return what the file server says of a file now, and not what an NFS client remembers."""
+        """Return a file's status from the file server, not from the cache of an NFS client."""
         if self._shared is None:
             self._shared = reading.is_shared(os.path.dirname(path))  # the queue may be being deleted
         return reading.status_now(path) if self._shared else os.lstat(path)

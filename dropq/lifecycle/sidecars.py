@@ -70,7 +70,7 @@ class Sidecars:
         self._warned: set[tuple[str, str]] = set()
 
     def at(self, layout: QueueLayout) -> Sidecars:
-        """Return what writes the names of another queue, or of this one in another folder, as this writes names."""
+        """Return sidecars for the names of another queue, or of this queue in another folder."""
         other = copy(self)
         other._queue, other._name_budget, other._mark = layout.private, layout.name_budget, ""
         other._storage = self._storage.at(layout.base)
@@ -85,7 +85,7 @@ class Sidecars:
         return names.parse(own_name, typed_replies=self.typed_replies)
 
     def read(self, file: MessageFile) -> Name:
-        """Return what a message's file name and its sidecar say; log what cannot be read."""
+        """Return the name in a message's file name and its sidecar; log parts that cannot be read."""
         problems = file.problems
         name = self.full(file.name, problems)
         if problems:
@@ -93,7 +93,7 @@ class Sidecars:
         return name
 
     def warn(self, file: str, problems: list[str]) -> None:
-        """Log what is wrong with a name, each problem once."""
+        """Log the problems of a name, each once."""
         for problem in problems:
             if (file, problem) in self._warned:
                 continue
@@ -103,7 +103,7 @@ class Sidecars:
             log.warning("%r: %s", file, problem)
 
     def fit(self, name: Name) -> str:
-        """Return a message's file name; if it is too long, write what does not fit to a new sidecar first."""
+        """Return a message's file name; if it is too long, write the rest to a new sidecar first."""
         if name.meta and self._name_budget == names.SHARED_BUDGET:
             name = self._without_sidecar(name)
         text = names.file_name(name, typed_replies=self.typed_replies)
@@ -141,7 +141,7 @@ class Sidecars:
         return name
 
     def _without_sidecar(self, name: Name) -> Name:
-        """Return a name with what its sidecar contains if all of it fits: a DropboxMQ reads names only."""
+        """Return a name with the content of its sidecar, if all of it fits: a DropboxMQ reads names only."""
         whole = self.full(name)
         fits = not whole.meta and len(names.write(whole, typed_replies=self.typed_replies)) <= self._name_budget
         return whole if fits else name
@@ -154,7 +154,7 @@ class Sidecars:
             self._mark = f"{self._queue}/{queue_notes.make_known(self.root, self._queue, self._storage)}"
 
     def full(self, name: Name, problems: list[str] | None = None) -> Name:
-        """Return a name with what its sidecar contains; append to `problems` what cannot be read."""
+        """Return a name with the content of its sidecar; append to `problems` what cannot be read."""
         problems = [] if problems is None else problems
         try:
             return self._restored(name, problems)
@@ -163,9 +163,9 @@ class Sidecars:
             return name
 
     def whole(self, name: Name) -> Name:
-        """Return a name with what its sidecar contains, to write it again; log a sidecar that is missing or damaged.
+        """Return a name with the content of its sidecar, to write it again; log a sidecar that is missing or damaged.
 
-        Without one that cannot be read now, a StorageError, the name would lose its content for ever.
+        It raises StorageError for a sidecar that cannot be read now: the name would lose its content for ever.
         """
         problems: list[str] = []
         restored = self._restored(name, problems)

@@ -41,7 +41,7 @@ class Timing:
 
     #: Seconds for which a message is left to the consumer whose turn it is.
     turn_patience: float = 0.1
-    #: Seconds that one receive waits for others to take their turns.
+    #: Seconds that a receive waits for other consumers to take their turns.
     turns_wait: float = 0.2
     #: Seconds that an attempt waits for the policy lock: its holder needs a millisecond, unless it was stopped in
     #: between.

@@ -1,9 +1,9 @@
-"""Where the messages of a queue wait that go to queues on other file systems: one row for each of these queues.
+"""Rows: where messages wait that go to queues on other file systems, one row for each of these queues.
 
-A rename cannot lead to another file system. So a message is given to a row by one rename, from which moment no consumer
-can take it, and a carrier does the rest: who moved it, a router, or any sweep of the queue.
+A rename cannot lead to another file system. So one rename gives a message to a row, where no consumer can take it, and
+a carrier does the rest: the process that moved it, a router, or any sweep of the queue.
 
-The path of another root may lead elsewhere on another host, and a dead mount holds whoever looks at it. So a row to
+The path of another root may lead elsewhere on another host, and a process that looks at a dead mount hangs. So a row to
 another root names the host that wrote it, and only a move there, or a sweep by hand, looks at that root.
 """
 
@@ -83,18 +83,18 @@ class Row:
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether the path of the other root means here what it meant to who wrote the row."""
+        """Whether the path of the other root means here what it means on the host that wrote the row."""
         return not self.is_abroad or self.host == mounts.host()
 
     def leads(self, source: QueueContext, destination: RowDestination) -> bool:
-        """Return whether this host may give messages of a queue to it that go to another queue."""
+        """Return whether this host may give it a queue's messages for a destination."""
         is_destination = (self.root, self.queue) == (root_of(source, destination), destination.queue)
         return (
             is_destination and self.is_of_this_host and self.is_of(source) and self.mark in marks_of(destination.layout)
         )
 
     def is_of(self, source: QueueContext) -> bool:
-        """Return whether it was made by the queue that it is in: a row that was copied from another is of no queue."""
+        """Return whether the queue that it is in made it: a row that was copied from another queue is not used."""
         return not self.source or self.source in marks_of(source.layout)
 
 
@@ -162,7 +162,7 @@ def given_messages(layout: QueueLayout) -> Iterator[tuple[Row, str]]:
 def in_transit(layout: QueueLayout) -> dict[str, int]:
     """Return how many messages are on their way to each queue on another file system.
 
-    What lies in a row that cannot be read, or in a folder there that is no row, is on its way to `?`.
+    Messages in an unreadable row, or in a folder there that is no row, count as on their way to `?`.
     """
     destinations, counts = {row.folder: row.destination for row in rows(layout)}, Counter[str]()
     for entry in list(reading.entries(layout.transfers)):
@@ -219,7 +219,7 @@ def note_refusal(source: QueueContext, folder: str, refused: Refusal | None) -> 
 
 
 def way_on(row: Row, queue: str) -> str:
-    """Return who carries the messages of a row, and why nobody has, as `health` and `explain` say it."""
+    """Return who carries the messages of a row, and why the last try failed, for `health` and `explain`."""
     if not row.is_abroad:
         way = "a router or any sweep carries them"
     elif row.is_of_this_host:
@@ -231,7 +231,7 @@ def way_on(row: Row, queue: str) -> str:
 
 
 def other_host(row: Row, queue: str) -> str:
-    """Return what to do with a row that another host wrote, or an older dropq, which names none."""
+    """Return what to do with a row that another host wrote, or an older dropq, which names no host."""
     who = f"host {row.host} wrote row {row.name}" if row.host else f"an older dropq wrote row {row.name} on some host"
     return (
         f"{who}, and {row.root} may be another disk here: `dropq sweep {quote(queue)}` on that host carries them; if "

@@ -34,7 +34,7 @@ from dropq.storage import reading
 OLDEST_EACH = 32
 #: The number of parts in which a consumer takes from the others' shares: two consumers seldom take from the same part.
 PARTS = 64
-#: A view without a limit keeps the arrival times of at most this many files; if there are more, it keeps none.
+#: A view without a limit keeps the arrival times of at most this many files; of more files it keeps no times.
 ARRIVALS_LIMIT = 100_000
 
 #: Messages of one priority: a name, or a message file where the name does not contain its time.
@@ -116,7 +116,7 @@ class TargetView:
         self._show(behind=None)
 
     def go_on(self) -> bool:
-        """Offer the next piece of the view, or else list what is behind its end; return False if nothing is.
+        """Offer the next piece of the view, or else list the messages behind its end; return False if there are none.
 
         A piece is a part of the others' shares of a priority, or the next priority.
         """
@@ -130,7 +130,7 @@ class TargetView:
         return True
 
     def show_settled(self) -> bool:
-        """Offer those files that have settled since the listing that left them out; return False if none has."""
+        """Offer the files that have settled since the listing left them out; return False if none has settled."""
         left_out, self.unsettled = self.unsettled, {}
         files = [self._sidecars.file(name, self._folder) for name in left_out]
         keyed: list[Keyed] = []
@@ -160,7 +160,7 @@ class TargetView:
         return self._all_as_files(self._listed())
 
     def names_or_files(self) -> Iterator[str | MessageFile]:
-        """List the folder; return its messages in order, as names, but for those whose name does not contain its time.
+        """List the folder; return its messages in order: as names, or as files where the name contains no time.
 
         A million names are a list; a million message files take as long to make as the names take to read.
         """
@@ -245,12 +245,12 @@ class TargetView:
         return found.st_ctime_ns // 1_000_000
 
     def _order(self, file: MessageFile) -> Key:
-        """Return what sorts a message whose name may not contain its time."""
+        """Return the sort key of a message whose name may not contain its time."""
         return names.order(file.name, file.arrival)
 
 
 class _FirstNames:
-    """Keeps the first names, in order of delivery, of those that contain their time; the others are called odd.
+    """Keeps the first of the names that contain their time, in order of delivery; other names are called odd.
 
     Names are bundled by their priority and by about a day of their time. Bundles behind the end are dropped as a whole,
     so that dropping a name costs less than listing it.
@@ -268,7 +268,7 @@ class _FirstNames:
         self._end: tuple[tuple[int, str], str] | None = None
 
     def add(self, files: list[str]) -> set[str]:
-        """Add names; return those that are odd, even if they begin as the others do."""
+        """Add names; return the odd names, also those that begin as the others do."""
         files.sort()
         odd: set[str] = set()
         at = 0
