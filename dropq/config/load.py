@@ -58,7 +58,7 @@ _OF_QUEUES = {
 }
 #: The key that names where dead letters go, and the value of `exhausted` that needs it.
 _LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
-#: What becomes of messages for a subscription that is full, where nobody says: the topic waits.
+#: The default overflow of a subscription: if it is full, its topic waits.
 _BLOCKS = "block"
 _QUEUE_KEYS = (*kinds(QueueConfig), "name")
 _ROOT_KEYS = tuple(kinds(RootConfig))
@@ -262,14 +262,14 @@ def _read_topic(topic: str) -> dict[str, object]:
 
 # From tables to entries, by canonical key.
 
-#: A DropboxMQ does not look into .dropq/delayed/: what comes back waits there only where somebody says so.
+#: A DropboxMQ does not look into .dropq/delayed/: returned messages wait there only if a redelivery_delay is set.
 _AT_ONCE = {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}
 
 
 def _entries_of(
     name: str, root: RootConfig, root_file: str, layout: QueueLayout
 ) -> tuple[dict[str, _Entry], list[str]]:
-    """Return what the files say of a queue, a topic or a subscription, and their problems."""
+    """Return the entries of a queue, a topic or a subscription from its files, and their problems."""
     own = _read_topic(layout.topic) if layout.is_topic else _read(layout.config_file) or {}
     if not layout.topic:
         entries, problems = _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
@@ -332,7 +332,7 @@ def _with_letters(
 ) -> tuple[dict[str, _Entry], list[str]]:
     """Add the root's dead-letter queue where a queue names none; return the entries, and the problems.
 
-    The queue that the root, or its [defaults], names needs no other: of [defaults], nothing counts for it that does.
+    The root's dead-letter queue itself needs none: it ignores those [defaults] that need a dead-letter queue.
 
     Args:
         merged: the entries of the queue, with the [defaults].
@@ -357,7 +357,7 @@ def _exhausted_problems(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _letter_problems_of_root(table: Mapping[str, object], path: str) -> list[str]:
-    """Return what is wrong with the dead-letter queues that a dropq.toml names, and what no queue is refused for."""
+    """Return problems with the dead-letter queues that a dropq.toml names; they do not keep a queue from opening."""
     root = _root_entries(table, path)[0]
     of_all = root["defaults"].value if "defaults" in root else {}
     defaults = _table_entries(of_all if isinstance(of_all, Mapping) else {}, f"{path}: [defaults]", name="")[0]
@@ -370,7 +370,7 @@ def _absent(letters: _Entry, root: str) -> list[str]:
     """Return a problem if the dead-letter queue that is named is not there."""
     queue = letters.value
     if not isinstance(queue, str) or not can_name_queue(queue) or not os.path.exists(root):
-        return []  # told as a wrong value
+        return []  # reported as a wrong value
     if any(os.path.isdir(layout.target) for layout in layouts(root, queue) if not layout.topic):
         return []
     return [letters.problem(f"the root has no queue of this name: `dropq create {shlex.quote(queue)}` makes it")]
@@ -390,7 +390,7 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
     try:
         found = [topic for topic in _topics(root, view.value) if underlies(view.value, topic)]
     except (Unavailable, ValueError):
-        return []  # it is told when the view is opened, or as a wrong value
+        return []  # reported when the view is opened, or as a wrong value
     for topic in found:
         layout = topic_layout(root, topic)
         with suppress(ConfigError):  # that is the topic's problem
@@ -468,7 +468,9 @@ def _by_key(table: Mapping[str, object], source: str) -> tuple[dict[str, _Entry]
     entries: dict[str, _Entry] = {}
     problems: list[str] = []
     for name, value in table.items():
-        key, spelling = _canonical(str(name)), _toml_key(name)
+        key, spelling = _snake(str(name)), _toml_key(name)
+        if key == "topic":  # in AMPS, a synonym of Name
+            key = "name"
         if key in entries:
             problems.append(f"{source}: {entries[key].spelling} and {spelling} are the same key: give one of them")
         else:
@@ -548,11 +550,11 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:
-    """Return what is wrong with the topics of a view, as AMPS has it: a publish goes to one of them."""
+    """Return what is wrong with the topics of a view; as in AMPS, a send to a view goes to one topic."""
     if topics is None:
         return [] if target is None else [target.problem("only a view has one: set underlying_topic, too")]
     if not isinstance(topics.value, str) or not isinstance(target.value if target else "", str):
-        return []  # told as wrong values
+        return []  # reported as wrong values
     if target is None:
         regex = "this is a regular expression: set default_publish_target, the topic that sends to the queue go to"
         return [topics.problem(regex)] if is_expression(topics.value) else []
@@ -560,7 +562,7 @@ def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:
         if underlies(topics.value, str(target.value)):
             return []
     except (Unavailable, ValueError):
-        return []  # it is told when the view is opened, or as a wrong value
+        return []  # reported when the view is opened, or as a wrong value
     return [target.problem(f"it is none of the topics that {topics.spelling} = {_short_toml(topics.value)} names")]
 
 
@@ -581,7 +583,9 @@ def _both_places(first: _Entry, second: _Entry) -> str:
 def _nearest(spelling: str, known: Iterable[str]) -> str:
     """Return a hint that names the nearest known key, in CamelCase or snake_case as the spelling is."""
     near = nearest(spelling, known, cutoff=0.0)[0]
-    return f"; the nearest is {_camel(near) if spelling[:1].isupper() else near}"
+    if spelling[:1].isupper():
+        near = "".join(part.capitalize() for part in near.split("_"))
+    return f"; the nearest is {near}"
 
 
 def _snake(key: str) -> str:
@@ -589,16 +593,6 @@ def _snake(key: str) -> str:
     if not re.fullmatch("([A-Z][a-z0-9]*)+", key):
         return key
     return re.sub("(?<!^)(?=[A-Z])", "_", key).lower()
-
-
-def _canonical(key: str) -> str:
-    """Return the canonical form of a key; in AMPS, Topic is a synonym of Name."""
-    snake = _snake(key)
-    return "name" if snake == "topic" else snake
-
-
-def _camel(key: str) -> str:
-    return "".join(part.capitalize() for part in key.split("_"))
 
 
 def _toml_key(key: object) -> str:

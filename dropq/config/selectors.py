@@ -26,7 +26,7 @@ OPERATIONS = ("move", "copy", "bounce")
 #: When a selector is asked: with the others; if no other matches; or by senders, while the queue is full.
 ROLES = ("normal", "default", "overflow")
 _KEYS = ("to", "op", "filter", "credit", "role", "token")
-#: Where a bounce goes that does not say: the queues of those who wait for the reply to a request.
+#: The default return addresses of a bounce: the temporary queues of requesters that wait for a reply.
 TO_REQUESTERS = (f"{TEMPORARY}*",)
 #: The most credits of a selector.
 _MOST = 1_000_000
@@ -60,7 +60,7 @@ class Selector:
 
 
 def may_return_to(selector: Selector, address: str) -> bool:
-    """Return whether a bounce goes to a return address, which is data of whoever sent the message."""
+    """Return whether a bounce goes to a return address, which the message's sender chose."""
     return any(
         address == one or (one[-1:] == "*" and address.startswith(one[:-1]) and "/" not in address[len(one) - 1 :])
         for one in selector.returns_to
@@ -134,7 +134,7 @@ def given(selector: Selector, token: str) -> Selector:
 
 
 def token_in(content: bytes) -> str:
-    """Return the token that a selector's file has, also one that cannot be used; "" if it has none."""
+    """Return the token in a selector's file, also in a file that cannot be used; "" if it has none."""
     found = _TOKEN.search(content)
     return "" if found is None else found[1].decode()
 
