@@ -59,7 +59,7 @@ _STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-
 SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 
 
-#: How a record counts that was not acknowledged, by what its holder did with it, if it was not given back too often.
+#: The outcome of a record that was not acknowledged, by its holder's verb, unless it was given back too often.
 RECORD_OUTCOMES: dict[str, Outcome] = {"nack": "retried", "fail": "failed", "reject": "rejected"}
 
 
@@ -77,27 +77,19 @@ class Retry(Exception):
 
 
 class _Failure(Exception):
+    """Keeps a reason, and details of it, which go beside the message in error/."""
+
     def __init__(self, reason: str, **details: object) -> None:
         super().__init__(reason)
         self.details = details
 
 
 class Reject(_Failure):
-    """Raised by a handler to refuse its message for good: the message goes to error/ at once.
-
-    Args:
-        reason: kept beside the message in error/.
-        details: kept with the reason.
-    """
+    """Raised by a handler to refuse its message for good: it goes to error/ at once, with the reason and details."""
 
 
 class Fail(_Failure):
-    """Raised by a handler to fail its message, as any other exception does, but without a traceback.
-
-    Args:
-        reason: kept beside the message in error/.
-        details: kept with the reason.
-    """
+    """Raised by a handler to fail its message, as any other exception does, but without a traceback."""
 
     #: How a program ended that the handler ran, as subprocess reports it: -N for signal N; None if it ran no program.
     returncode: int | None = None
@@ -495,7 +487,7 @@ class Worker:
 
 
 def record_outcome(verb: str, state: str) -> Outcome:
-    """Return how a record counts that was not acknowledged, by what its holder did with it and where it is now."""
+    """Return the outcome of a record that was not acknowledged, by its holder's verb and its state now."""
     outcome = RECORD_OUTCOMES[verb]
     return "failed" if outcome == "retried" and state not in WAITING else outcome  # it was given back too often
 

@@ -34,7 +34,7 @@ class BundleCommand(Runner):
         """Run the command, and settle the records if it succeeded; else raise the exception that settles the message.
 
         If more records failed than max_record_failures allows, the others of these stay open. A message whose records
-        cannot be settled one by one fails if one of them does.
+        cannot be settled one by one fails if any of them fails.
         """
         message, cursor = bundle.message, bundle.cursor
         count, is_plain = _count(bundle)
@@ -79,7 +79,7 @@ def _count(bundle: Bundle) -> tuple[int, bool]:
 
 
 def _copied(bundle: Bundle) -> IO[bytes]:
-    """Return a file with the header and the records of a body, without what else is in it, each line with its end."""
+    """Return a file with only the header and the records of a body, each line with its end."""
 
     def pieces() -> Iterator[bytes]:
         with bundle.message.open() as body, suppress(Unreadable):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 #: The reasons for which the rest of a bundle goes to error/ as one message.
 _OF_THE_REST = ("too_many_records", "unreadable", "body_changed")
-#: What is said of what a handler settled itself.
+#: The reason of a record that the handler settled itself.
 _BY_HANDLER = "by its handler"
 
-#: Of how many bundles a worker remembers at most how many of their records failed.
+#: For how many bundles, at most, a worker remembers how many of their records failed.
 REMEMBERED = 1000
 
 
@@ -82,7 +82,7 @@ class RecordWorker(Worker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._runs: dict[int, Run] = {}
-        self._failures: dict[Hashable, int] = {}  # of bundles of which a checkpoint left something, the last ones
+        self._failures: dict[Hashable, int] = {}  # of the last bundles that a checkpoint left in part
 
     def _handle_and_settle(self, taken: Taken, came_back: CameBack | None) -> None:
         message = taken.message
@@ -115,7 +115,7 @@ class RecordWorker(Worker):
                 self._tell(Handled(message, outcome, why, time.monotonic() - taken.since))
 
     def _leave(self, run: Run, came_back: CameBack, outcome: Outcome | None) -> None:
-        """Leave to others what came back of a message, and report it."""
+        """Leave the messages that came back to other consumers, and report them."""
         message = run.taken.message
         for name, state in run.names:
             if state in WAITING:
@@ -256,5 +256,5 @@ class BundleWorker(RecordWorker):
 
 
 def _key(message: Message, identity: tuple[str, int]) -> Hashable:
-    """Return what tells a message from those of its id in all queues of a worker."""
+    """Return a key of a message that no other has in any queue of a worker, even under the same id."""
     return message.context.layout.home, identity

@@ -63,7 +63,7 @@ class Handled:
 
     @property
     def id(self) -> str:
-        """The id of the message, or of the one that the record became."""
+        """The id of the message, or of the message that the record became."""
         return self.message.id if self.part is None else self.part.id
 
     @property
@@ -125,7 +125,7 @@ class Handled:
 
 
 class Reporter:
-    """Hears what a worker does, in any of the worker's threads; this one logs what did not end well."""
+    """Hears of a worker's results, in any of its threads; this class logs those that are no success."""
 
     def handled(self, handled: Handled) -> None:
         """Hear what became of a message."""

@@ -28,7 +28,7 @@ class Sources:
 
     Args:
         subscriptions: of one queue or of several, in the order in which they are asked.
-        fair: ask the subscription first that follows the last one that had a message.
+        fair: begin with the subscription behind the last that had a message.
         poll: list the queues at intervals instead of waiting for events.
 
     Raises:
@@ -63,7 +63,7 @@ class Sources:
 
     @property
     def least_lease(self) -> float | None:
-        """The shortest lease of the subscriptions, in seconds; None if none of them has a lease."""
+        """The shortest lease of the subscriptions, in seconds; None if no subscription has a lease."""
         return min((each.lease for each in self._subscriptions if each.lease), default=None)
 
     @property
@@ -73,8 +73,8 @@ class Sources:
 
     @property
     def held_up(self) -> bool:
-        """Whether what waits is kept back for something that this worker is not to wait for itself.
+        """Whether waiting messages are kept back, though not for messages that only another run takes.
 
-        A barrier may wait for messages that came back in this run, which only another run takes.
+        A barrier may wait for messages that came back in this run.
         """
         return any(each._held_up and not each._waits_for_passed_over for each in self._subscriptions)
