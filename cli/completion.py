@@ -38,7 +38,7 @@ FILES = [Item("", type="file")]
 
 
 def values(ctx: Any, metavar: str | None, incomplete: str) -> list[Item] | None:
-    """Return what may stand for a value, by its name in the help; None leaves that to typer.
+    """Return possible values of a parameter, by its name in the help; None leaves that to typer.
 
     A root or queue that cannot be read offers nothing: no error may come between a prompt and what is typed there.
     """
@@ -154,12 +154,12 @@ class _Completion(ShellComplete):
         return {}
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and what stands of the word at the cursor."""
+        """Return the words before the cursor, and the begun word at the cursor."""
         *words, incomplete = sys.argv[1:] or [""]
         return words, incomplete
 
     def format_completion(self, item: Item) -> str:
-        """Return the line of an offer; a word that the shell cannot take as it is has none."""
+        """Return the line of an offer; "" for a word that the shell cannot take as it is."""
         if item.type == "file":
             return "file"
         word = self.written(self._option + str(item.value))
@@ -201,7 +201,7 @@ complete -F _dropq_completion dropq
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and what stands of the word at the cursor."""
+        """Return the words before the cursor, and the begun word at the cursor."""
         line = sys.argv[-1]
         self._quote, self._kept = "", 0
         words = _split(line)
@@ -274,7 +274,7 @@ complete --command dropq --no-files --arguments '(__dropq_completion)'
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and what stands of the word at the cursor."""
+        """Return the words before the cursor, and the begun word at the cursor."""
         words, current = super().get_completion_args()
         return words, _split(current)[-1][1]
 
@@ -289,7 +289,7 @@ def register() -> None:
 
 
 def _split(line: str) -> list[tuple[int, str, str]]:
-    """Split a line as a shell does; return of each word its start, the word without quotes, and a quote left open."""
+    """Split a line as a shell does; return for each word its start, the word without quotes, and a quote left open."""
     words = [(0, "", "")]
     quote = ""
     at = 0
@@ -381,14 +381,10 @@ def _places(shell: str) -> tuple[Path, Path | None]:
 
 def _loading(place: Path) -> str:
     """Return the line by which a shell loads a script."""
-    return f"source {_quoted(str(place))}"
+    from shlex import quote
+
+    return f"source {quote(str(place))}"
 
 
 def _text_of(file: Path) -> str:
     return os.fsdecode(file.read_bytes()) if file.exists() else ""
-
-
-def _quoted(text: str) -> str:
-    from shlex import quote
-
-    return quote(text)

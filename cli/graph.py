@@ -97,7 +97,7 @@ def _records(graph: Graph, *, as_json: bool) -> Iterator[Record]:
 
 
 def _show_trees(graph: Graph) -> None:
-    """Print a tree for each queue that none leads to; below a queue, where its messages go."""
+    """Print a tree for each queue to which no queue sends; below a queue, where its messages go."""
     from rich.console import Console
 
     console = Console(highlight=False, file=sys.stdout)
@@ -106,9 +106,9 @@ def _show_trees(graph: Graph) -> None:
 
 
 def _trees(graph: Graph) -> Iterator[Tree]:
-    """Yield the trees of a graph: first those of queues that none leads to, then of what goes round.
+    """Yield the trees of a graph: first of queues to which no queue sends, then of circles.
 
-    What is below a queue is shown once; a circle ends where it comes back.
+    The places below a queue are shown once; a circle ends where it comes back.
     """
     from rich.tree import Tree
 
@@ -122,7 +122,7 @@ def _trees(graph: Graph) -> Iterator[Tree]:
         if node.name in shown:
             continue
         shown.add(node.name)
-        tree = Tree(_about_node(node), guide_style="dim")
+        tree = Tree(_with_stuck(_counted(node), *node.stuck), guide_style="dim")
         under_way = [(tree, iter(leaving[node.name]))]
         while under_way:
             branch, edges = under_way[-1]
@@ -137,12 +137,8 @@ def _trees(graph: Graph) -> Iterator[Tree]:
         yield tree
 
 
-def _about_node(node: Node) -> Text:
-    return _with_stuck(_counted(node), *node.stuck)
-
-
 def _counted(node: Node) -> Text:
-    """Return what a node is called, how many messages it has, and what there is to note about it."""
+    """Return the name of a node, how many messages it has, and notes about it."""
     from rich.text import Text
 
     from dropq.diagnosis.graph_text import counted, notes, title

@@ -492,5 +492,5 @@ def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> 
 
 
 def _known_as(message: Message) -> str:
-    """Return what tells a message from those that come later: its file name, and its inode if others may have that."""
+    """Return a key that no later message has: the file name, and the inode where another file may have that name."""
     return message.file if is_unique(message.name) else f"{message.file}/{reading.inode_or_none(message.path)}"

@@ -42,7 +42,7 @@ class _Running(Command):
     """A command that runs another one, which follows `--`: the arguments of the first keep this `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before `--`; what follows it are arguments, and none of ours."""
+        """Parse the options before `--`; all words behind it are arguments of another command."""
         at = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*args[:at], *args[at : at + 1], *args[at:]])
 

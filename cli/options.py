@@ -126,7 +126,7 @@ class Headers(TypedDict):
 
 
 def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return what gives a command with `**headers: Unpack[Headers]` these options; `helps` replaces their helps."""
+    """Return a decorator that gives a command with `**headers` the options of `Headers`; `helps` replaces helps."""
 
     def with_options(command: Callable[P, R]) -> Callable[P, R]:
         own = signature(command, eval_str=True)

@@ -221,7 +221,7 @@ def flush() -> None:
 
 
 def discard() -> None:
-    """Discard what goes to stdout from now on, what is still in its buffer included."""
+    """Discard all output to stdout from now on, also what is in its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -237,7 +237,7 @@ def show(
     """Print records: as a table on a terminal, else a line each, as they come.
 
     Args:
-        spare: those of them that a narrow terminal does without, the least important first.
+        spare: columns that a narrow terminal leaves out, the least important first.
         header: begin lines with the names of their columns; a table has them in any case, and JSON in each line.
     """
     if not as_json and sys.stdout.isatty():
@@ -256,7 +256,7 @@ def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequenc
     """Print records as a table, without columns that are empty; return its heading.
 
     Args:
-        spare: those that a narrow terminal does without, the least important first.
+        spare: columns that a narrow terminal leaves out, the least important first.
         above: the heading that was printed last; the same heading is not printed again.
     """
     from .table import Table

@@ -22,7 +22,7 @@ from .shell import GlobalOptions
 
 #: What `-h` needs to be an option of every command.
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-#: What a help says, once, of a value that one of its options takes.
+#: The explanation of an option's value, which a help shows once.
 VALUES = {
     "DURATION": "DURATION is such as 30s, 5m, 1h or 1h30m; a bare number is seconds.",
     "FILTER": 'FILTER is such as "JMSPriority > 4 AND region = \'EU\'" or, for JSON bodies, "/order/total > 100".',
@@ -42,7 +42,7 @@ class Readable:
         return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what follows the command's name; of an option that is not there, hint at the one that was meant."""
+        """Parse what follows the command's name; for an unknown option, hint at a similar one."""
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except NoSuchOption as error:
@@ -83,7 +83,7 @@ class Group(Readable, TyperGroup):
     """A group of commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments begin with; of one that is not there, hint at what was meant."""
+        """Return the command that the arguments begin with; for an unknown command, hint at similar commands."""
         if args[0] in self.commands or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
         near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))

@@ -1,6 +1,6 @@
 """`send --records`: the records of files, or of a pipe that it follows, many in one message.
 
-What was read and not sent is always told: a record is in the queue, in the sum of what was not sent, or unread.
+It always reports records that it read and did not send: a record is in the queue, in that sum, or unread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def send_records(
     """Send the records of files, and print the id of each message, and how many records it has; return the exit code.
 
     Args:
-        shell: the run of the command.
         open_queue: returns where it sends to; called when the arguments are checked.
         sources: the files; `-` is standard input.
         fields: the arguments of `Queue.send` that all messages share.
@@ -93,7 +92,7 @@ class _Writer(RecordWriter):
 
 
 class _Ended(Exception):
-    """Raised when a signal ends the reading: what was read of an unfinished record is not sent, and is told."""
+    """Raised when a signal ends the reading: the unfinished record is not sent, and the command reports that."""
 
 
 class _EndedAtOnce(KeyboardInterrupt):
@@ -203,7 +202,7 @@ class _Records(Sending):
                 code = output.exit_code(error) if isinstance(error, DropqError | OSError) else BAD_DATA
                 self._complain(error)
             except BaseException as error:
-                self._report_left(is_told=isinstance(error, KeyboardInterrupt))
+                self._report_left(always=isinstance(error, KeyboardInterrupt))
                 raise
         if code == OK and self._ending.came[:1] == [signal.SIGINT]:
             raise KeyboardInterrupt(f"{self._records_sent} records sent, nothing after that")
@@ -229,15 +228,14 @@ class _Records(Sending):
         for each in errors:
             output.complain(each)
 
-    def _report_left(self, *, is_told: bool) -> None:
+    def _report_left(self, *, always: bool) -> None:
         left = 0 if self._writer is None else self._writer._waiting()
-        if left or is_told:
+        if left or always:
             output.note(f"sent={self._records_sent} not_sent={left}")
 
     def _report_sum(self, code: int) -> None:
         if code or self._shell.quiet:
-            left = 0 if self._writer is None else self._writer._waiting()
-            output.note(f"sent={self._records_sent} not_sent={left}")
+            self._report_left(always=True)
 
     def _send_source(self, source: str) -> None:
         with nullcontext(stdin()) if source == "-" else self._opened(source) as file:
@@ -254,7 +252,7 @@ class _Records(Sending):
                         raise _Ended
             except (_Ended, KeyboardInterrupt) as ended:
                 if pipe is not None:
-                    self._tell_unfinished(pipe, whole or len(reader.head), at_once=isinstance(ended, KeyboardInterrupt))
+                    self._report_rest(pipe, whole or len(reader.head), at_once=isinstance(ended, KeyboardInterrupt))
                 raise
             except ValueError as error:
                 where = "standard input" if source == "-" else source
@@ -264,10 +262,10 @@ class _Records(Sending):
         with error_context("nothing of it was sent"), self._ending.raising():  # a fifo waits for who writes to it
             return io.BufferedReader(io.FileIO(path), BLOCK)
 
-    def _tell_unfinished(self, pipe: _Followed, end: int, *, at_once: bool) -> None:
-        """Tell how much was read behind the last record and its line feed, which end at this place.
+    def _report_rest(self, pipe: _Followed, end: int, *, at_once: bool) -> None:
+        """Report how many bytes were read behind the last record and its line feed, which end at `end`.
 
-        Unless it ended `at_once`, what follows are empty lines if all lines have ended.
+        Unless it ended `at_once`, these bytes are only empty lines if all lines have ended.
         """
         left = pipe.taken - end
         if left > 0 and (at_once or not (pipe.ended_line and self._format in ("jsonl", "text"))):
@@ -326,7 +324,7 @@ class _Followed(io.RawIOBase):
 
     Args:
         fd: the pipe's descriptor.
-        wait: called with what polls the descriptors; it returns when the pipe has more.
+        wait: called with an object that polls the descriptors; it returns when the pipe has more.
         wakes: another descriptor, which ends the wait.
     """
 
@@ -344,7 +342,7 @@ class _Followed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read what there is; 0 says that the pipe has ended."""
+        """Read the bytes in the pipe, once there are any; return 0 when the pipe has ended."""
         self._wait(self._poll)
         if count := os.readv(self._fd, [buffer]):
             self.taken, self.ended_line = self.taken + count, buffer[count - 1] == LINE_FEED

@@ -56,8 +56,10 @@ class _Bulk:
 
     def total(self) -> int:
         """Return how many messages were named, else how many the states have."""
-        named, counts = self.which.wanted, self.queue.counts() if self.which.wanted is None else {}
-        return sum(counts[state] for state in self.which.states) if named is None else len(named)
+        if self.which.wanted is not None:
+            return len(self.which.wanted)
+        counts = self.queue.counts()
+        return sum(counts[state] for state in self.which.states)
 
     def run_on_those(self, verb: str, act: Act, destination: str = "") -> int:
         """Ask about the messages that were named or match the filter, else about all, and run; return the exit code."""
@@ -150,7 +152,7 @@ def _by_origin(task: _Bulk) -> str:
 
 
 def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
-    """Bring messages back; where none was brought, report the dead letters that wait elsewhere, and exit with 1."""
+    """Bring messages back; if no message was brought back, report dead letters in another state, and return 1."""
     from dropq.upkeep import bulk
 
     found, which = False, task.which

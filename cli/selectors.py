@@ -82,7 +82,7 @@ def add(
 
 
 def _check_filter(filter: str) -> None:
-    """Raise InvalidFilter for a filter that cannot be read: as an argument it is wrong usage, in a file a setting."""
+    """Raise InvalidFilter for a filter that cannot be read; `add_selector` would raise ConfigError, as for a file."""
     from dropq.filters import compile_filter
 
     with suppress(Unavailable):  # who adds a selector need not be who routes

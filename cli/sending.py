@@ -32,8 +32,6 @@ class Sending:
     """One run of `send`: it prints the id of each message as soon as the message is durable, however the command ends.
 
     Args:
-        shell: the run of the command.
-        queue: where it sends to.
         fields: the arguments of `Queue.send` that all messages share.
     """
 
@@ -80,7 +78,7 @@ class Sending:
         with nullcontext(stdin()) if source == "-" else _opened(source) as file:
             size = _bytes_left(file)
             for _ in self._shell.progress(
-                self._sent_lines(file), "sent", size, size=None if size is None else _in_file
+                self._sent_lines(file), "sent", size, size=None if size is None else lambda line: len(line) + 1
             ):
                 pass
 
@@ -179,8 +177,6 @@ class Request:
     """One run of `send --wait-reply`: a message is sent, its answer is awaited, and the answer's body is printed.
 
     Args:
-        shell: the run of the command.
-        queue: where it sends to.
         fields: the other arguments of `Queue.request`.
     """
 
@@ -279,11 +275,6 @@ def _bytes_left(file: BufferedReader) -> int | None:
     left = file.seek(0, os.SEEK_END) - here
     file.seek(here)
     return left
-
-
-def _in_file(line: bytes) -> int:
-    """Return the bytes of a line in its file, with its end."""
-    return len(line) + 1
 
 
 def _opened(path: str) -> BufferedReader:

@@ -56,8 +56,8 @@ class Shell:
     """What a command needs besides its own arguments.
 
     Args:
-        context: typer's, which carries what was given before the command.
-        json: whether `--json` was given after it.
+        context: typer's, with the options before the command.
+        json: whether `--json` was given after the command.
         quiet: print no line for a message that nothing went wrong with, and no progress bar.
     """
 
@@ -118,7 +118,7 @@ class Shell:
         return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]
 
     def unless_gone(self, act: Callable[[str], object]) -> Callable[[str], object]:
-        """Return what passes over a queue that may go by itself and is gone, for a command on all queues of the root.
+        """Return `act`, but skip a queue that went by itself, for a command on all queues of the root.
 
         RACE: a temporary queue goes when its requester has its answer, an ephemeral subscription with its holder, or by
         the sweep of its topic: at any moment after it was listed.
@@ -139,7 +139,7 @@ class Shell:
         """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
         Args:
-            chosen: another option chooses among the messages; that is enough.
+            chosen: another option selects messages, so that none need be named.
 
         Raises:
             UsageError: neither messages nor all were given, or both.
@@ -250,7 +250,7 @@ class Shell:
         Args:
             outcomes: what a bulk verb yields; it acts as it yields.
             done: the verb's participle, for the sum: `moved=12 failed=0`.
-            state: where the messages stay that it did not reach.
+            state: where the remaining messages stay after Ctrl-C.
         """
         count = {True: 0, False: 0}
 

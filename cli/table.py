@@ -96,7 +96,7 @@ class Table:
         self.left_out = [column.name for column in columns if column not in self._shown]
 
     def _chosen(self, spare: Sequence[str]) -> list[Column]:
-        """Return the columns that fit, with their widths; none when not all that are needed fit."""
+        """Return the columns that fit, with their widths; [] if a needed column does not fit."""
         needed = [column for column in self._all if column.name not in spare]
         by_importance = sorted(
             (column for column in self._all if column.name in spare),

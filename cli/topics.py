@@ -176,7 +176,7 @@ def _client(given: str | None) -> str:
 
 
 def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
-    """Return what each subscription has that is to be removed, by its address."""
+    """Return the contents of each subscription that is to be removed, by its address."""
     return {queue.name: contents(queue) for queue in queues}
 
 
@@ -194,7 +194,7 @@ def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "",
 
 
 def _report_removal(shell: Shell, gone: Mapping[str, Mapping[str, int]], wanted: str = "") -> None:
-    """Report which subscriptions would be removed; `wanted` is the address of the one that would replace them."""
+    """Report which subscriptions would be removed; the subscription at the address `wanted` would replace them."""
     for (name, counts), line in zip(gone.items(), _lines(gone), strict=True):
         shell.line({"queue": name, **counts}, ("queue",))
         why = f", as it is there {_difference(name, wanted)}" if wanted else ""
@@ -202,7 +202,7 @@ def _report_removal(shell: Shell, gone: Mapping[str, Mapping[str, int]], wanted:
 
 
 def _difference(found: str, wanted: str) -> str:
-    """Return in what a subscription differs from the one that is to be made under its name; both are addresses."""
+    """Return how a subscription differs from the new subscription of its name; both are given by address."""
     if found == wanted:
         return "with another filter"
     if found.partition("/")[0] != wanted.partition("/")[0]:
