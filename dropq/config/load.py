@@ -312,12 +312,9 @@ def _queue_entries(
     name: str | None,
     queue: str = "",
 ) -> tuple[dict[str, _Entry], list[str]]:
-    """Merge a queue's table with what the root says for it; return the entries, and the problems.
+    """Merge a queue's table with the root's entries for it, if there is a root; return the entries, and the problems.
 
-    Args:
-        root, root_file: the root's configuration, and its file; without a root, only the table counts.
-        name: as for `_table_entries`.
-        queue: the name of the queue, "" if it has none yet.
+    `name` is as for `_table_entries`; `queue` is the name of the queue, "" if it has no name yet.
     """
     entries, problems = _table_entries(table, source, name=name)
     if root is None:
@@ -334,9 +331,7 @@ def _with_letters(
 
     The root's dead-letter queue itself needs none: it ignores those [defaults] that need a dead-letter queue.
 
-    Args:
-        merged: the entries of the queue, with the [defaults].
-        own: those among them that its own file has.
+    `merged` has the entries of the queue, with the [defaults]; `own` those of them that are in its own file.
     """
     entries, problems = dict(merged), list[str]()
     if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):

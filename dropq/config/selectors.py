@@ -80,11 +80,7 @@ def name_of(file: str) -> str | None:
 
 
 def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
-    """Read the file of a selector.
-
-    Args:
-        where: what errors call the file.
-        queue: the address of the queue that it belongs to.
+    """Read the file of a selector of a queue, which errors call `where`.
 
     Raises:
         ConfigError: it has problems; the error lists all of them.

@@ -29,9 +29,7 @@ __all__ = ["KINDS", "LEVELS", "Diagnosis", "Kind", "doctor"]
 def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Diagnosis]:
     """Try what dropq needs of a root's file systems, and what this user may do in its queues; change nothing.
 
-    Args:
-        root: the root; any folder that may become one will do.
-        queues: the names of those whose folders to try; None tries those of all queues.
+    The root may be any folder that may become one. It tries the folders of the named queues; without names, of all.
 
     Raises:
         NoSuchQueue: there is no such queue.

@@ -32,12 +32,7 @@ Refusals = Mapping[str, str]
 
 
 def root_folders(probe: Probe, root: RootContext, roles: Set[str]) -> None:
-    """Report what is closed to this user outside of the queues, as far as its roles need it.
-
-    Args:
-        probe: the examination of a file system.
-        roles: the roles that this user can take in some queue.
-    """
+    """Report what is closed to this user outside of the queues, as far as its roles in any queue need it."""
     if probe.closed:
         kind = "closed-root" if "receive" in roles or not roles else "untried"
         probe.report(kind, f"{_user()} can make no folder here: {probe.closed}")
@@ -50,12 +45,7 @@ def root_folders(probe: Probe, root: RootContext, roles: Set[str]) -> None:
 
 
 def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
-    """Report this user's roles in a queue, and whether a rename leads from each folder to the next.
-
-    Args:
-        probe: the examination of the queue's file system.
-        roles: the roles that this user can take in some queue; this queue's are added.
-    """
+    """Report this user's roles in a queue, add them to `roles`; try a rename from each folder to the next."""
     if probe.stopped:
         return
     layout, store = context.layout, context.storage

@@ -81,8 +81,7 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
 def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     """Find what does not belong into a root; its queues are checked one by one, see `queues`.
 
-    Args:
-        repair: set aside what a process left that died while it made a queue or wrote a small file.
+    With `repair`, it sets aside what a process left that died while it made a queue or wrote a small file.
     """
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):

@@ -109,11 +109,7 @@ def svg(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
 
 
 class _Part:
-    """The boxes that edges join, directly or by way of others, and these edges.
-
-    Args:
-        top: the height at which it begins.
-    """
+    """The boxes that edges join, directly or by way of others, and these edges, from the height `top` down."""
 
     def __init__(self, boxes: list[_Box], runs: list[_Run], top: float) -> None:
         self.boxes = boxes

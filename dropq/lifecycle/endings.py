@@ -82,9 +82,7 @@ def returned(context: QueueContext, claim: Claim, **how: Unpack[HowReturned]) ->
 def after_delivery(context: QueueContext, name: Name, *, died: bool = False, **how: Unpack[HowReturned]) -> Goes:
     """Return where a message goes whose delivery ended without an ack: back, to be delivered again, or to its end.
 
-    Args:
-        name: what its name says, this delivery, a cancel and a death included.
-        died: its holder died, or lost its lease.
+    Its name counts this delivery, a cancel and a death already. `died`: its holder died, or lost its lease.
     """
     if reason := _limit_reached(context.config, name, how):
         return Goes(name, context.config.exhausted, reason, how.get("failure") or {})
@@ -114,12 +112,7 @@ def is_death(context: QueueContext, claim: Claim) -> bool:
 
 
 def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:
-    """Return the seconds that a message waits after a delivery.
-
-    Args:
-        name: what its name says, this delivery and a death included.
-        died: its holder died, or lost its lease.
-    """
+    """Return the seconds that a message waits after a delivery; the arguments are as for `after_delivery`."""
     config, tries = context.config, max(name.delivery_count - 1, 0)
     wait = _growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)
     if not died or context.is_shared:

@@ -95,11 +95,8 @@ def restore(gone: QueueLayout, home: str, store: Storage) -> None:
 def clear(root: RootLayout, base: str, gone: QueueLayout, store: Storage, *, wholly: bool = False) -> None:
     """Remove a queue whose deletion is decided, and the root's notes of it.
 
-    A link in it goes, and what that leads to stays.
-
-    Args:
-        base: where its folders were.
-        wholly: wait while files come into it; where the queue is a link, what that leads to goes first.
+    A link in it goes, and what that leads to stays. Its folders were at `base`. With `wholly`, it waits while files
+    come; if the queue is a link, it removes the folder behind the link first.
     """
     forget(root, base, gone.private, store)
     above = os.path.dirname(gone.home)

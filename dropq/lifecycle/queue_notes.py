@@ -344,9 +344,7 @@ def addresses(root: RootLayout, closed: Closed = pass_over) -> Iterator[str]:
 def topics(root: RootLayout, own: str = "", closed: Closed = pass_over) -> Iterator[str]:
     """Yield the topics of a root, and the folders above topics, which may have subscriptions.
 
-    Args:
-        own: yield only this topic, and those below it, without a look at others.
-        closed: as of `addresses`.
+    With `own`, yield only this topic and those below it, without a look at others; `closed` is as for `addresses`.
     """
     if own:
         yield own

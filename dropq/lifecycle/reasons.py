@@ -117,13 +117,10 @@ class Reasons:
     def unmatched(self, state: str, *, refile: bool = True) -> Iterator[str | None]:
         """Yield the paths of reasons that match no file, and None for each file looked at meanwhile.
 
-        Reasons that are still filed by an inode are not yielded if their files are there.
+        Reasons that are still filed by an inode are not yielded if their files are there; `refile` files them by name.
 
         RACE: a reason is written before its file arrives. So reasons are listed first, and the file of a young reason
         may still arrive.
-
-        Args:
-            refile: file these by the name.
         """
         unmatched = set[str]()
         for entry in entries(f"{self.folder}/{state}"):

@@ -54,10 +54,9 @@ class Outlet:
         return None
 
     def send(self, file: str, *, not_before: int = 0, adopted: str = "") -> bool | None:
-        """Send a staged file: the rename is the send; return what `send_new` does.
+        """Send a staged file, or the `adopted` one at a path: the rename is the send; return what `send_new` does.
 
-        Args:
-            adopted: the path of a file that is sent instead, which stays where it is if it cannot be sent.
+        An adopted file stays where it is if it cannot be sent.
         """
         staged = adopted or f"{self._layout.working}/{file}"
         try:

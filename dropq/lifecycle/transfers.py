@@ -240,12 +240,9 @@ def other_host(row: Row, queue: str) -> str:
 
 
 def stalled(context: QueueContext, stalled_for: float = 0, *, unusable: dict[str, str] | None = None) -> Iterator[Row]:
-    """Yield the rows in which messages wait for a carrier.
+    """Yield the rows in which messages wait for a carrier; `unusable` is as for `rows`.
 
-    Args:
-        unusable: as of `rows`.
-        stalled_for: leave a row to its carriers if they wrote a list in this many seconds. Consumers may give messages
-            to it all the time.
+    A row stays its carriers' if they wrote a list in the last `stalled_for` seconds: consumers may always give to it.
     """
     for row in list(rows(context.layout, unusable)):
         try:

@@ -68,8 +68,7 @@ class Kind(NamedTuple):
 def leftovers(context: QueueContext, *, refile: bool = True) -> Iterator[Iterator[Leftover | None]]:
     """Yield possible leftovers, by their places; None for each other file that is looked at.
 
-    Args:
-        refile: file reasons by the names of their files, where their inodes alone find them.
+    With `refile`, it files reasons by the names of their files, where their inodes alone find them.
     """
     for kind in KINDS:
         yield (kind.of(context, entry) for entry in reading.entries(getattr(context.layout, kind.folder)))

@@ -201,11 +201,7 @@ def _stays_ignored(number: signal.Signals) -> bool:
 
 @contextmanager
 def stop_if_asked(stop: Stop | threading.Event | None) -> Iterator[Stop]:
-    """Return what asks to stop; until the block ends, so does each signal that the program does not handle.
-
-    Args:
-        stop: what also asks; None for the signals alone, which only the main thread gets.
-    """
+    """Yield a `Stop` that `stop` asks and, in the main thread, each signal that the program does not handle."""
     asked = stop if isinstance(stop, Stop) else Stop(stop)
     if unhandled := _unhandled_signals():
         with stop_on_signals(asked, *unhandled):
