@@ -27,22 +27,7 @@ else:  # typer takes the choices from here
 #: The states whose messages a line counts.
 STATES = ("target", "delayed", "processing", "error")
 #: The columns of a line: of a queue, or of how messages go from there to another.
-COLUMNS = (
-    "kind",
-    "queue",
-    "name",
-    "to",
-    "filter",
-    "role",
-    "granted",
-    "free",
-    "target",
-    "delayed",
-    "processing",
-    "error",
-    "stuck",
-    "notes",
-)
+COLUMNS = ("kind", "queue", "name", "to", "filter", "role", "granted", "free", *STATES, "stuck", "notes")
 
 
 def graph(

@@ -253,11 +253,9 @@ def show(
 
 
 def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str] = (), above: str = "") -> str:
-    """Print records as a table, without columns that are empty; return its heading.
+    """Print records as a table, without empty columns, and `spare` as for `show`; return its heading.
 
-    Args:
-        spare: columns that a narrow terminal leaves out, the least important first.
-        above: the heading that was printed last; the same heading is not printed again.
+    The same heading as `above`, which was printed last, is not printed again.
     """
     from .table import Table
 

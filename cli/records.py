@@ -44,11 +44,8 @@ def send_records(
 ) -> int:
     """Send the records of files, and print the id of each message, and how many records it has; return the exit code.
 
-    Args:
-        open_queue: returns where it sends to; called when the arguments are checked.
-        sources: the files; `-` is standard input.
-        fields: the arguments of `Queue.send` that all messages share.
-        format, linger, limits: the arguments of `Queue.record_writer`.
+    It calls `open_queue` once the arguments are checked. All messages share `fields`, arguments of `Queue.send`; the
+    other options are those of `Queue.record_writer`.
     """
     try:
         format_of(None, format)

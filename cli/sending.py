@@ -31,8 +31,7 @@ CHUNK = 1 << 16
 class Sending:
     """One run of `send`: it prints the id of each message as soon as the message is durable, however the command ends.
 
-    Args:
-        fields: the arguments of `Queue.send` that all messages share.
+    All messages share `fields`, arguments of `Queue.send`.
     """
 
     def __init__(self, shell: Shell, queue: Sender, fields: Mapping[str, Any]) -> None:
@@ -174,11 +173,7 @@ def record_of_send(sent: Sent) -> Record:
 
 
 class Request:
-    """One run of `send --wait-reply`: a message is sent, its answer is awaited, and the answer's body is printed.
-
-    Args:
-        fields: the other arguments of `Queue.request`.
-    """
+    """One run of `send --wait-reply`: it sends a message, waits for the answer, and prints the answer's body."""
 
     def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
         self._shell = shell

@@ -138,11 +138,8 @@ class Shell:
     def ids(self, given: Sequence[str] | None, *, everything: bool, chosen: bool = False) -> list[str] | None:
         """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
-        Args:
-            chosen: another option selects messages, so that none need be named.
-
         Raises:
-            UsageError: neither messages nor all were given, or both.
+            UsageError: neither messages nor all were given, nor `chosen` by another option; or both were given.
         """
         if given and everything:
             raise UsageError("name messages by their ids, or give --all, but not both")
@@ -191,11 +188,9 @@ class Shell:
     def progress(
         self, items: Iterable[T], what: str, total: int | None = None, *, size: Callable[[T], int] | None = None
     ) -> Iterator[T]:
-        """Yield the items; where stderr is a terminal, show the progress there.
+        """Yield the items; if stderr is a terminal, show the progress there, with the time left if the total is known.
 
-        Args:
-            total: how many items are expected; if it is known, the time left is shown, too.
-            size: the bytes of an item, where the total counts bytes.
+        If the total counts bytes, `size` returns the bytes of an item.
         """
         if self.quiet or not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
             yield from items
@@ -306,8 +301,7 @@ def how_many(count: int, total: int | None, done: str) -> str:
 def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
     """Yield ids or receipts as they were given, unescaped; a `-` stands for the lines of standard input.
 
-    Args:
-        column: which column of a line counts, else the last: so other commands' output can be piped in.
+    It takes a column of each line, else the last: so other commands' output can be piped in.
     """
     for text in given:
         if text != "-":
