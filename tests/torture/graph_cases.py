@@ -92,7 +92,10 @@ class Books:
         return books
 
     def _add_selector(self, path: Path) -> None:
-        said = tomllib.loads(path.read_text())
+        try:
+            said = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            return  # removed since it was listed
         if said.get("op", "move") == "move" and "token" in said:
             self.granted[said["token"]] = said.get("credit", 1)
 
