@@ -6,6 +6,12 @@ target/, moved by its driver or by a sweep. Any number of processes may roll for
 Where the queue is full, the manifest may name the queue of its overflow selector, to whose target/ the files go then:
 the commit and the ledger stay where the job began, so no job is sent to both.
 To drop a job, its folder is first renamed, so that no manifest can appear in it any more, and then searched for one.
+
+    a crash               leaves                                 and a sweep
+    before the commit     a folder without a manifest            drops it once nothing was written there for a week
+    after the commit      a manifest, and files that have not    moves the files, and then removes the folder
+                          gone
+    while it is dropped   a folder that is named so              removes it, or goes on if it has a manifest
 """
 
 from __future__ import annotations
