@@ -25,8 +25,8 @@ from helpers import FRESH, Clock, Make, base, files, lying, make_queue, names_in
 from dropq import ConfigError, LeaseLost, Message, Queue, Subscription
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.timing import Timing
-from dropq.policies import fair_share
 from dropq.policies.build import view_of
+from dropq.policies.fair_share import FairShare
 from dropq.storage import reading
 
 SYNC = '{"isSyncPoint": 1}'
@@ -501,15 +501,18 @@ LEFT = Timing(turn_patience=3600)
 def left(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Tell when a message was left to whose turn it is."""
     left = threading.Event()
-    is_anothers = fair_share.FairShare.is_anothers
 
-    def telling(self: fair_share.FairShare, waiting: MessageFile) -> bool:
-        another = is_anothers(self, waiting)
-        if another:
-            left.set()
-        return another
+    def telling(decide: Callable[[FairShare, MessageFile], bool]) -> Callable[[FairShare, MessageFile], bool]:
+        def told(self: FairShare, waiting: MessageFile) -> bool:
+            another = decide(self, waiting)
+            if another:
+                left.set()
+            return another
 
-    monkeypatch.setattr(fair_share.FairShare, "is_anothers", telling)
+        return told
+
+    for decide in (FairShare.is_anothers, FairShare.is_left):
+        monkeypatch.setattr(FairShare, decide.__name__, telling(decide))
     return left
 
 
