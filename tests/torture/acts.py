@@ -31,7 +31,7 @@ from torture.calls import Between, Call, come_between
 from torture.cases import SAID, Said
 from torture.crashes import Dying, Moment
 from torture.faults import ERRORS, Failing
-from torture.table import Options, Row
+from torture.table import Options, Row, lines_of
 
 
 @dataclass(frozen=True)
@@ -240,9 +240,16 @@ def mounted(setting: Setting) -> Iterator[None]:
 
 
 def of_each(settings: Sequence[T], options: Options, rows: Callable[[Options, T], list[Row]]) -> list[Row]:
-    """Return the rows of each setting, each found in a process and a folder of its own."""
+    """Return the rows of each setting, each found in a process and a folder of its own; print them as they come.
+
+    All settings may take hours: what was found is not lost if the run is.
+    """
     apart = [replace(options, folder=options.folder / str(number)) for number in range(len(settings))]
     for each in apart:
         each.folder.mkdir()
+    found: list[Row] = []
     with pool() as processes:
-        return [row for found in processes.map(rows, apart, settings) for row in found]
+        for of_one in processes.map(rows, apart, settings):
+            print(*lines_of(options.folder.name, of_one, ""), sep="\n", file=sys.stderr, flush=True)
+            found += of_one
+    return found
