@@ -28,7 +28,7 @@ from dropq.storage.failures import describe, error_context
 
 log = logging.getLogger("dropq")
 
-#: Seconds until the next attempt while only an ack, which causes no event, can end the wait.
+#: Seconds until the next attempt while a limit, a barrier or the lock keeps messages back: events may not reach here.
 RECHECK = 0.05
 #: Seconds until the next attempt while a message is left to another subscription.
 TURN_RECHECK = 0.002

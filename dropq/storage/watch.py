@@ -69,7 +69,7 @@ class Watch:
     Args:
         folders: the folders into which something comes.
         leaving: the folders that something leaves.
-        touched: files, for whose times somebody sets another end to the wait. On systems other than Linux none ends.
+        touched: files; a new time of one ends a wait, but on Linux alone.
         moved_in: called with the name of each file that an event says was moved into a folder, by the folder. On
             systems other than Linux nothing is called.
         poll: use pauses alone, as also happens where events do not work for one of the folders.
