@@ -30,7 +30,7 @@ from runs import SIZE, Run, body_of, one_and_one
 
 import dropq
 from bench import scratch, tried
-from dropq.records.settlement import RecordSettlement
+from dropq.records.record_settlement import RecordSettlement
 
 #: Bundles that each of several processes could take.
 BUNDLES = 1000

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     )
     from dropq.format.typed import Typed
     from dropq.queue.browsing import StateStats
+    from dropq.queue.bundling import RecordWriter
     from dropq.queue.message import Duration, Message, Record
-    from dropq.queue.record_writer import RecordWriter
     from dropq.queue.sender import Sent
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
@@ -110,7 +110,7 @@ _HOMES = {
     "Queue": "api",
     "Reason": "diagnosis.health",
     "Record": "queue.message",
-    "RecordWriter": "queue.record_writer",
+    "RecordWriter": "queue.bundling",
     "Reject": "worker.loop",
     "Retry": "worker.loop",
     "Root": "api",

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import dropq.api
+import dropq.queue.bundling
 import dropq.queue.message
-import dropq.queue.record_writer
 import dropq.queue.subscription
 from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost
@@ -219,10 +219,10 @@ class RecordWriter:
     once gives them to that, in a thread of its own. A verb that is cancelled takes its record, or ends, first.
     """
 
-    def __init__(self, queue: Queue, opening: Callable[[], dropq.queue.record_writer.RecordWriter]) -> None:
+    def __init__(self, queue: Queue, opening: Callable[[], dropq.queue.bundling.RecordWriter]) -> None:
         self._queue = queue
         self._opening = opening
-        self._writer: dropq.queue.record_writer.RecordWriter | None = None
+        self._writer: dropq.queue.bundling.RecordWriter | None = None
 
     async def __aenter__(self) -> RecordWriter:
         self._writer = await self._queue._run(self._opening)
@@ -232,7 +232,7 @@ class RecordWriter:
         await self.close()
 
     @property
-    def writer(self) -> dropq.queue.record_writer.RecordWriter:
+    def writer(self) -> dropq.queue.bundling.RecordWriter:
         """The writer as threads use it.
 
         Raises:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import Holder
-    from dropq.queue.record_writer import RecordWriter
+    from dropq.queue.bundling import RecordWriter
     from dropq.queue.subscription import Subscription
     from dropq.queue.waiting import Ending
     from dropq.topics.publishing import Publishing
@@ -430,7 +430,7 @@ class Queue(Sender):
             ValueError: an unknown format, a limit below 1, csv without a header, or a value that no name can hold.
             NoSuchQueue: the queue is not there, and nothing takes its messages instead.
         """
-        from dropq.queue.record_writer import RecordWriter
+        from dropq.queue.bundling import RecordWriter
 
         return RecordWriter(
             self, format, max_records=max_records, max_bytes=max_bytes, linger=linger, header=header, **fields

@@ -19,11 +19,11 @@ from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
-from dropq.lifecycle.claims import committed, held_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.holders import decide
+from dropq.lifecycle.processing import committed, held_files
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.policies.backlog import Backlog

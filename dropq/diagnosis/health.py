@@ -25,11 +25,11 @@ from dropq.format.claims import ZMQ, client_of
 from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
-from dropq.lifecycle.claims import committed_files, held_files
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
+from dropq.lifecycle.processing import committed_files, held_files
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on

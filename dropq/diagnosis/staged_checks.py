@@ -23,8 +23,8 @@ from dropq.format.staged import (
     part_of,
     reassembled_from,
 )
-from dropq.lifecycle.claims import committed
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import committed
 from dropq.staging import fan_out
 from dropq.staging.fan_out import left_to_owner
 from dropq.storage import reading

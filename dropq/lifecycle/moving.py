@@ -22,9 +22,9 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
-from dropq.lifecycle.claims import move_out
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue, open_root
+from dropq.lifecycle.processing import move_out
 from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading

@@ -18,10 +18,10 @@ from dropq.format.claims import Claim, Location, claim_id
 from dropq.format.layout import DEAD_LETTER
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits, naming
-from dropq.lifecycle.claims import find_renewed, move_out
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.moving import Moves, known_of, make_folder, move_with_reason, settled, sync_settled
+from dropq.lifecycle.processing import find_renewed, move_out
 from dropq.lifecycle.sending import move_to_wait
 from dropq.storage import reading
 from dropq.storage.clock import pass_tick

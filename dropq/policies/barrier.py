@@ -36,11 +36,11 @@ from dropq.format.claims import BARRIER, Claim, Location, claim_owner
 from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import ages, naming
-from dropq.lifecycle.claims import claims_in, committed_files, find_claim, lost, move_out
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.processing import claims_in, committed_files, find_claim, lost, move_out
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.policies.backlog import MAY_TAKE, holders_of
 from dropq.policies.matching import matcher

@@ -13,10 +13,10 @@ from functools import partial
 
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import held_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.processing import held_files
 from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import MAY_TAKE, Backlog
 from dropq.policies.barrier import Barrier

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dropq.errors import QueueFull
-from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import find_layout
+from dropq.lifecycle.processing import committed_files
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 

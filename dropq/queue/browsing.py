@@ -15,8 +15,8 @@ from dropq.errors import NoSuchMessage
 from dropq.format import names
 from dropq.format.layout import ALL_STATES, SETTLED, STATES, ignoring
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import committed, committed_files
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import committed, committed_files
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.view import TargetView
 from dropq.policies.build import view_of

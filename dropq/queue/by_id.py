@@ -15,9 +15,9 @@ from dropq.format.claims import BodyVersion, Claim, split_receipt
 from dropq.format.layout import SETTLED
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
-from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.processing import find_claim
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message

@@ -24,9 +24,9 @@ from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import listing_once
 from dropq.lifecycle.endings import HowReturned
 from dropq.lifecycle.moving import sync_settled
+from dropq.lifecycle.processing import listing_once
 from dropq.lifecycle.settlement import Claims, Settlement, drop_private
 from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
@@ -476,7 +476,7 @@ class Bundle:
         checkpoint: float | None = None,
         failures: int = 0,
     ) -> None:
-        from dropq.records.settlement import RecordSettlement
+        from dropq.records.record_settlement import RecordSettlement
 
         self.message = message
         self.identity = message._identity

@@ -14,8 +14,8 @@ from dropq.format.claims import Claim, claim_id
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import find_claim
 from dropq.lifecycle.settlement import Settlement
 from dropq.storage import reading
 from dropq.storage.clock import LAST_MS as LAST_MS
@@ -23,7 +23,7 @@ from dropq.storage.clock import utc as utc
 from dropq.storage.failures import storage_error
 
 if TYPE_CHECKING:
-    from dropq.records.settlement import RecordSettlement
+    from dropq.records.record_settlement import RecordSettlement
 
 T = TypeVar("T")
 

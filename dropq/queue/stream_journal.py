@@ -23,8 +23,8 @@ from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.format import names
 from dropq.format.claims import BodyVersion, Claim, claim_id, claim_order
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.sending import deliver_delayed
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.bad_bodies import BadBodyNotes, all_reasons, reject_bad

@@ -30,9 +30,9 @@ from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoS
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
-from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import sync_settled
+from dropq.lifecycle.processing import claims_of, listing_once
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all

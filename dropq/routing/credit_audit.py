@@ -21,9 +21,9 @@ from dropq.format.credits import Credit, Via, is_key, is_token, via_of
 from dropq.format.layout import QueueLayout
 from dropq.format.staged import OwnPart, StagedFolder
 from dropq.lifecycle import credits
-from dropq.lifecycle.claims import is_dropped
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.processing import is_dropped
 from dropq.lifecycle.queue_notes import why_away
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.lock import PolicyLock

@@ -24,8 +24,8 @@ from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.format import names
 from dropq.format.claims import claim_order
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.queue import browsing
 from dropq.queue.bad_bodies import BadBodyNotes
 from dropq.spark.bad_bodies import bad_bodies

@@ -43,10 +43,10 @@ from dropq.format.staged import (
     part_of,
 )
 from dropq.lifecycle import ages, naming
-from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
+from dropq.lifecycle.processing import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.settlement import Claims
 from dropq.staging.destinations import (
     DestinationFolder,

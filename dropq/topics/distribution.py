@@ -23,11 +23,11 @@ from dropq.format import names
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import naming
-from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.processing import committed_files
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.build import view_of
 from dropq.policies.routes import Routes

@@ -32,12 +32,12 @@ from dropq.format.layout import (
     unsettled_config,
 )
 from dropq.lifecycle import ages, ephemeral
-from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.folders import building, clear, close
 from dropq.lifecycle.holders import hold_of
 from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.queue_notes import (
     hidden_subscriptions,
     is_shared,

@@ -13,8 +13,8 @@ from dropq.format.claims import is_owner, subscription_of
 from dropq.format.credits import is_token
 from dropq.format.layout import GONE_PREFIX, UNFINISHED, WITH_REASON
 from dropq.lifecycle import ages, early_acks
-from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.policies import barrier, fair_share
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import LAST

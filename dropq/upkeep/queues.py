@@ -20,11 +20,11 @@ from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Una
 from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
-from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
 from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
+from dropq.lifecycle.processing import has_committed
 from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import deciding

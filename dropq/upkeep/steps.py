@@ -20,12 +20,12 @@ from dropq.carrier.carriers import carrier_of, noting
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.format.claims import Claim, claim_owners
 from dropq.lifecycle import ages
-from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.endings import delivers, is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.holders import hold_of, is_over
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.lifecycle.sending import deliver_delayed
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.sidecars import collect

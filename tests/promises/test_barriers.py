@@ -20,8 +20,8 @@ from helpers import FRESH, Clock, base, make_queue, names_in, private, processed
 
 from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscription
 from dropq.format.claims import Claim
-from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import claimed_files, find_claim
 from dropq.lifecycle.timing import Timing
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares

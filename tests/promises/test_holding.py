@@ -15,7 +15,7 @@ from helpers import FRESH, Clock, Make, base, files, names_in, reopened, take, u
 from dropq import DropqError, LeaseLost, Message, StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claims_of
+from dropq.lifecycle.processing import claims_of
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading

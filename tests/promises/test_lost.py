@@ -11,9 +11,9 @@ from helpers import Clock, Make
 
 from dropq import Message, Queue, Subscription
 from dropq.format.claims import Claim
-from dropq.lifecycle import claims as claims_module
-from dropq.lifecycle.claims import claims_in
+from dropq.lifecycle import processing
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import ack_all
 from dropq.queue.stream_journal import Journal
@@ -140,11 +140,11 @@ def test_messages_that_are_renewed_while_they_are_looked_for_are_found_by_anothe
         listed.append(len(found))
         if len(listed) == 1:
             with monkeypatch.context() as patch:
-                patch.setattr(claims_module, "claims_in", claims_in)
+                patch.setattr(processing, "claims_in", claims_in)
                 renew_elsewhere(queue, messages[N:])
         yield from found
 
-    monkeypatch.setattr(claims_module, "claims_in", then_renewed)
+    monkeypatch.setattr(processing, "claims_in", then_renewed)
     assert ack_all(messages) == messages[:N]
     assert listed == [2 * N, 2 * N]
     assert len(os.listdir(queue.layout.processed)) == N

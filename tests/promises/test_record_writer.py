@@ -16,7 +16,7 @@ from helpers import FRESH, Make, base, names_in, take, until, where
 import dropq
 from dropq import DropqError, NoSuchQueue, Queue, QueueFull, RecordWriter, Sent, StorageError
 from dropq.format import names
-from dropq.queue import record_writer
+from dropq.queue import bundling
 from dropq.storage.files import Storage
 
 
@@ -471,7 +471,7 @@ def test_a_record_that_has_lingered_is_sent_with_what_came_after_it(make: Make) 
 def test_the_writers_thread_tries_again_what_the_queue_refused_and_says_so_once(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(record_writer, "RETRY", 0.001)
+    monkeypatch.setattr(bundling, "RETRY", 0.001)
     queue = make()
     refuse(monkeypatch, "write_new", errno.ENOSPC, times=3)
     with queue.record_writer("text", linger="1ms") as writer:

@@ -18,13 +18,14 @@ from helpers import died, drop, processed, take
 
 from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageError
 from dropq.format import names
-from dropq.lifecycle.claims import find_claim
+from dropq.lifecycle.processing import find_claim
 from dropq.lifecycle.settlement import Claims
 from dropq.queue import message as message_module
 from dropq.queue.message import Bundle, Record, extend_all
-from dropq.records import settlement
+from dropq.records import record_settlement
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.records.record_cursor import RecordCursor
+from dropq.records.record_settlement import RecordSettlement
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -295,7 +296,7 @@ def test_a_checkpoint_commits_what_is_settled_and_the_loop_goes_on_with_the_rest
 def test_a_checkpoint_is_due_after_twenty_times_as_long_as_the_disk_takes(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "monotonic", count(0, 3).__next__)  # each commit takes three seconds
+    monkeypatch.setattr(record_settlement, "monotonic", count(0, 3).__next__)  # each commit takes three seconds
     queue.send(b"x" * 1023 + b"\n" + (b"y" * 1023 + b"\n") * 9000, type="text")
 
     def due_after() -> float:
@@ -513,7 +514,7 @@ def test_a_bundle_whose_lease_another_process_renewed_is_acknowledged_with_other
     assert processed(queue) == 1
 
 
-@pytest.mark.parametrize(("where", "step"), [(RecordCursor, "is_changed"), (settlement.RecordSettlement, "_copy")])
+@pytest.mark.parametrize(("where", "step"), [(RecordCursor, "is_changed"), (RecordSettlement, "_copy")])
 def test_a_verb_that_a_signal_handler_overtakes_finds_its_claim_lost(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, where: type, step: str
 ) -> None:

@@ -20,7 +20,7 @@ from torture.table import Row
 from dropq import LeaseLost
 from dropq.format.claims import Location
 from dropq.records.record_cursor import RecordCursor
-from dropq.records.settlement import RecordSettlement
+from dropq.records.record_settlement import RecordSettlement
 from dropq.staging import fan_out
 
 

@@ -12,7 +12,7 @@ from helpers import FRESH, drop, make_queue, reopened, take, where
 
 from dropq import LeaseLost, Queue, Root
 from dropq.format.claims import Claim
-from dropq.lifecycle.claims import claims_in
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.barrier import Shares
 

@@ -15,7 +15,7 @@ from forks import DIED, forked
 from helpers import FRESH, Clock, add_route, base, drop, names_in, take, timed
 
 from dropq import Queue, Root
-from dropq.lifecycle.claims import claimed_files
+from dropq.lifecycle.processing import claimed_files
 from dropq.routing import Routers
 from dropq.staging import fan_out
 from dropq.staging.copies import LEASE, Renewal

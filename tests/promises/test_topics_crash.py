@@ -27,7 +27,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import NoSuchQueue, Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
 from dropq.config.load import validate_options
-from dropq.lifecycle import claims, folders, queue_notes
+from dropq.lifecycle import folders, processing, queue_notes
 from dropq.lifecycle.open_queue import open_queue
 from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
@@ -213,7 +213,7 @@ def test_a_publisher_that_cannot_show_that_it_lives_leaves_its_message_to_others
 
 def test_a_sweep_that_looks_as_a_holder_commits_takes_no_copy(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = topic.create_subscription("audit", client_id="hq")
-    is_committed, commit = claims.is_committed, fan_out._commit
+    is_committed, commit = processing.is_committed, fan_out._commit
     late: list[Callable[[], object]] = []
 
     def looking(folder: str) -> bool:

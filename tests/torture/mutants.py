@@ -39,7 +39,7 @@ from torture.table import NotRun
 TOP = Path(__file__).parents[2]
 #: The modules that are changed.
 MODULES = (
-    "dropq/lifecycle/claims.py",
+    "dropq/lifecycle/processing.py",
     "dropq/lifecycle/expiry.py",
     "dropq/lifecycle/moving.py",
     "dropq/lifecycle/naming.py",

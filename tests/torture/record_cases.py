@@ -23,7 +23,7 @@ from forks import DIED, forked
 from helpers import FOLDERS, Clock, died, drop, files, timed
 
 from dropq import DropqError, Message, Queue, Root, Subscription
-from dropq.lifecycle.claims import claims_in
+from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Record
 from dropq.records.formats import pack

@@ -22,10 +22,10 @@ from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle import naming, reasons
-from dropq.lifecycle.claims import lost, move_out
 from dropq.lifecycle.endings import Details, Goes, HowReturned, after_delivery, returned
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.naming import LARGEST
+from dropq.lifecycle.processing import lost, move_out
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.records.formats import pack
 from dropq.records.parts import copy_part
