@@ -146,7 +146,7 @@ class Carrier:
         try:
             # RACE: with other carriers. The first has the number. If one comes so late that newer lists exist, and
             # this number is free again, its list does not count.
-            if not storage.place_in_kernel(draft, path):
+            if not storage.rename_exclusive(draft, path):
                 storage.link(draft, path)
         except FileExistsError:
             return True

@@ -172,7 +172,7 @@ class Moves:
         a link, the empty file would be a message of another queue.
         """
         try:
-            if self._storage.place_in_kernel(source, path := f"{folder}/{file}"):
+            if self._storage.rename_exclusive(source, path := f"{folder}/{file}"):
                 return path
         except FileExistsError:  # the id came there by another way: both stay
             pass
@@ -307,7 +307,7 @@ class Moves:
             with to.error_context("the message stays where it was"):
                 name = replace(name, copied=copied_in(transfers.own_mark(to)))
         try:
-            return self._place(folder, filename, to, name)
+            return self._rename_to_queue(folder, filename, to, name)
         except StorageError as error:
             if error.errno != errno.EXDEV:
                 raise
@@ -333,13 +333,13 @@ class Moves:
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue; give it to a row if the queue lies on another file system."""
         try:
-            return self._place(source, filename, to, name)
+            return self._rename_to_queue(source, filename, to, name)
         except StorageError as error:
             if error.errno != errno.EXDEV:
                 raise
         return self._give_to(f"{source}/{filename}", to, name)
 
-    def _place(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+    def _rename_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue by one rename; StorageError with EXDEV if the queue lies on another file system."""
         file = into_target(to, f"{source}/{filename}", naming.name_at(self.context, to, name))
         if file is not None:
@@ -494,7 +494,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
     try:
         if state in WAITING:
             context.storage.make_folder(folder)
-            move = context.storage.place
+            move = context.storage.rename_guarded
         elif state in WITH_REASON:
             context.reasons.adopt(reason, state, own_name, inode := reading.inode(path))
         file = own_name
@@ -527,7 +527,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
     """
     if end == "target":
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
-            context.storage.place(path, f"{context.layout.target}/{own_name}")
+            context.storage.rename_guarded(path, f"{context.layout.target}/{own_name}")
         return
     credits.free(context, own_name)  # before the last trace is gone: nobody would free them after a crash but an audit
     if end == "unlink" or not context.config.history:

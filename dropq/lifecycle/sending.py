@@ -132,8 +132,8 @@ def move_to_wait(context: QueueContext, source: str, name: Name, arrival: int = 
         name = replace(name, since=arrival or reading.changed_ms(source))  # keeps its place in the order
     file = context.sidecars.fit(name if unique else naming.unique(name))
     try:
-        context.storage.place(source, f"{folder}/{file}")
+        context.storage.rename_guarded(source, f"{folder}/{file}")
     except FileExistsError:  # somebody copied a message with its id: both stay
         file = naming.copy_name(context, name)
-        context.storage.place(source, f"{folder}/{file}")
+        context.storage.rename_guarded(source, f"{folder}/{file}")
     return file

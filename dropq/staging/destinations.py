@@ -157,7 +157,7 @@ class DestinationFolder:
             FileNotFoundError: the part is gone, or target/ is.
         """
         with self._opened() as folder:
-            return storage.place_in(source, folder, f"target/{name}")
+            return storage.rename_exclusive_in(source, folder, f"target/{name}")
 
     def take_as(self, source: str, name: str, storage: Storage) -> None:
         """Rename a part into target/, to a name that is unique by construction; FileNotFoundError if either is gone."""
@@ -178,7 +178,7 @@ def take_each(
     here = [(part, folder) for part, folder in folders if folder is not None]
     left = [part for part, folder in folders if folder is None]
     placed, into = [part for part, _ in here], [folder for _, folder in here]
-    return left + storage.place_each(at, placed, into, f"target/{name}")
+    return left + storage.rename_each_exclusive(at, placed, into, f"target/{name}")
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

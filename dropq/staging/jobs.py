@@ -110,7 +110,7 @@ class Attempt:
         file = name()
         with error_context(UNSENT):
             self.context.storage.await_whole(draft, size)
-            self.context.storage.place(draft, f"{self.folder}/{file}")
+            self.context.storage.rename_guarded(draft, f"{self.folder}/{file}")
         self.files.append(file)
 
     def finish(self) -> Staged:
@@ -605,7 +605,9 @@ def _send_all(
         at_once = [file for file in files if file not in apart] if apart else files
         # RACE: the queue of the overflow selector may be deleted meanwhile. A rename into its open folder would lose
         # the file with that queue; a rename by path fails, and the next sweep sends the file to this queue.
-        left = destination.storage.place_all(source, destination.layout.target, at_once) if is_own else at_once
+        left = (
+            destination.storage.rename_all_exclusive(source, destination.layout.target, at_once) if is_own else at_once
+        )
         for file in left:
             _send(destination, f"{source}/{file}", f"{destination.layout.target}/{file}")
         seen.update(files)
@@ -616,7 +618,7 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
     """Rename a staged file to its destination, or into target/ under another name if its own is taken there."""
     try:
         if not taken:
-            return context.storage.place(source, destination)
+            return context.storage.rename_guarded(source, destination)
     except FileExistsError:
         pass
     except FileNotFoundError:

@@ -433,7 +433,7 @@ class Storage:
         except OSError as error:
             log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, describe(error))
 
-    def place(self, source: str, destination: str) -> None:
+    def rename_guarded(self, source: str, destination: str) -> None:
         """Rename a file to a name that is unique by construction; replace nothing where `renameat2` works.
 
         Raises:
@@ -471,7 +471,7 @@ class Storage:
                 self._exclusive.in_kernel = False
         os.rename(source, destination)
 
-    def place_in(self, source: str, folder: int, name: str) -> bool:
+    def rename_exclusive_in(self, source: str, folder: int, name: str) -> bool:
         """Rename a file into an open folder, where it replaces nothing; the folder may have been renamed meanwhile.
 
         Args:
@@ -498,7 +498,7 @@ class Storage:
                 raise
         return True
 
-    def place_each(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
+    def rename_each_exclusive(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
         """Rename each file of an open folder into an open folder of its own, where it replaces nothing.
 
         Args:
@@ -519,7 +519,7 @@ class Storage:
                 left.append(file)
         return left
 
-    def place_all(self, source: str, destination: str, files: Sequence[str]) -> list[str]:
+    def rename_all_exclusive(self, source: str, destination: str, files: Sequence[str]) -> list[str]:
         """Rename files of a folder into another, to names that are unique by construction, where `renameat2` works.
 
         One thread renames them all. A kernel makes one rename into a folder at a time, and lets the others wait even
@@ -547,7 +547,10 @@ class Storage:
         return left
 
     def rename_in(self, source: str, folder: int, name: str) -> None:
-        """Rename a file into an open folder, to a name that is unique by construction; arguments as of `place_in`."""
+        """Rename a file into an open folder, to a name that is unique by construction.
+
+        Arguments as of `rename_exclusive_in`.
+        """
         try:
             os.rename(source, name, dst_dir_fd=folder)
         except OSError as error:
@@ -563,7 +566,7 @@ class Storage:
         finally:
             os.close(fd)
 
-    def place_in_kernel(self, source: str, destination: str) -> bool:
+    def rename_exclusive(self, source: str, destination: str) -> bool:
         """Rename a file by `renameat2`, which replaces nothing; return False, and change nothing, where it is missing.
 
         Raises:

@@ -112,7 +112,7 @@ def settle_config(layout: QueueLayout, store: Storage) -> None:
         return
     try:
         if not reading.exists(layout.config_file):  # without renameat2 it would be replaced
-            return store.place(unsettled, layout.config_file)
+            return store.rename_guarded(unsettled, layout.config_file)
     except FileNotFoundError:
         return  # RACE: another process settled it, or removes the topic
     except FileExistsError:

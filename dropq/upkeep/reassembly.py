@@ -168,7 +168,7 @@ def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part
         storage.sync(context.layout.folder(state), folder)  # no part may be in its state after a power cut
         try:
             # RACE: with a sweep that takes this process for dead. Whichever renames the draft first decides.
-            storage.place(draft, f"{context.layout.target}/{name}")
+            storage.rename_guarded(draft, f"{context.layout.target}/{name}")
         except FileNotFoundError as error:
             if reading.exists(folder):
                 raise  # the queue is gone, or its target/

@@ -360,14 +360,14 @@ def test_a_dead_letter_queue_that_goes_at_this_moment_leaves_the_message_in_erro
 ) -> None:
     orders, letters = root.create_queue("orders", max_deliveries=1), root.queue("letters")
     gone = letters.layout.home
-    place = files.Storage.place_in_kernel
+    rename = files.Storage.rename_exclusive
 
     def late(self: files.Storage, source: str, destination: str) -> bool:
         shutil.rmtree(gone)
-        return place(self, source, destination)
+        return rename(self, source, destination)
 
     orders.send(b"a")
-    monkeypatch.setattr(files.Storage, "place_in_kernel", late)
+    monkeypatch.setattr(files.Storage, "rename_exclusive", late)
     assert nacked(orders).state == "error"
     assert not os.path.exists(gone), "nothing brings its folder back"
 

@@ -182,7 +182,7 @@ def test_a_queue_that_is_renamed_away_and_back_while_a_job_is_sent_loses_no_row(
     rows = [b"0", b"1", b"2", b"3"]
     job, listed = staged_job(queue, *rows)
     home, away = queue.layout.home, f"{queue.layout.home}.away"
-    owner, name = (Storage, "place") if by_path else (system_calls, "rename_noreplace")
+    owner, name = (Storage, "rename_guarded") if by_path else (system_calls, "rename_noreplace")
     rename, moves = getattr(owner, name), iter([None, None, (home, away), (away, home)])
 
     def meanwhile(*call: Any) -> None:

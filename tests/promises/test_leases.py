@@ -125,13 +125,13 @@ def test_what_a_subscription_could_not_return_when_it_closed_is_left_to_the_next
     queue.send_many([b"a", b"b"])
     subscription = queue.subscribe(max_backlog=5)
     assert len(subscription.receive_many(2)) == 2
-    place = Storage.place
+    rename_guarded = Storage.rename_guarded
 
     def refused(self: Storage, source: str, destination: str) -> None:
-        monkeypatch.setattr(Storage, "place", place)
+        monkeypatch.setattr(Storage, "rename_guarded", rename_guarded)
         raise OSError(errno.EIO, "no", source)
 
-    monkeypatch.setattr(Storage, "place", refused)
+    monkeypatch.setattr(Storage, "rename_guarded", refused)
     with pytest.raises(StorageError):
         subscription.close()
     assert where(queue) == {"processing": [b"a"], "target": [b"b"]}
@@ -148,13 +148,13 @@ def test_what_a_sweep_could_not_return_is_left_to_the_next_one(make: Make, monke
         assert len(subscription.receive_many(2)) == 2
 
     die_after(claim)
-    place = Storage.place
+    rename_guarded = Storage.rename_guarded
 
     def refused(self: Storage, source: str, destination: str) -> None:
-        monkeypatch.setattr(Storage, "place", place)
+        monkeypatch.setattr(Storage, "rename_guarded", rename_guarded)
         raise OSError(errno.ENOSPC, "No space left on device", source)
 
-    monkeypatch.setattr(Storage, "place", refused)
+    monkeypatch.setattr(Storage, "rename_guarded", refused)
     assert queue.sweep().dead == 1
     assert queue.sweep().dead == 1
     assert where(queue) == {"target": [b"a", b"b"]}

@@ -227,7 +227,7 @@ def test_a_sweep_tells_what_it_had_to_leave(make: Make, clock: Clock, monkeypatc
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Storage, "place", refused)
+        patched.setattr(Storage, "rename_guarded", refused)
         report = queue.sweep()
     assert (report.refused, report.total) == (2, 0)
     assert queue.sweep().delayed == 2

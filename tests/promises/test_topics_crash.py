@@ -459,10 +459,10 @@ def test_a_configuration_that_an_administrator_wrote_after_a_crash_counts_and_st
 
         def late(self: Storage, source: str, destination: str) -> None:
             file.write_text(written)
-            place(self, source, destination)
+            rename_guarded(self, source, destination)
 
-        place = Storage.place
-        monkeypatch.setattr(Storage, "place", late)
+        rename_guarded = Storage.rename_guarded
+        monkeypatch.setattr(Storage, "rename_guarded", late)
     root.context.clock.advance(3601)  # type: ignore[attr-defined]
     root.queue("b").sweep()
     assert (file.read_text(), max_deliveries(root, "b")) == (written, 7)

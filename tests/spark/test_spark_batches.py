@@ -224,16 +224,16 @@ def test_a_commit_to_a_topic_that_ends_half_way_is_finished_by_a_consumer_of_a_s
     audit, stock = (topic.create_subscription(name, client_id="hq") for name in ("audit", "stock"))
     writer = QueueWriter.begin(WriteOptions.parse({"root": str(root.path), "topic": "sales"}))
     staged = writer.write(iter([pa.RecordBatch.from_pylist([{"value": f"{number}"} for number in range(6)])]))
-    real = Storage.place_all
+    real = Storage.rename_all_exclusive
 
-    def place_all(storage: Storage, source: str, destination: str, files: Sequence[str]) -> list[str]:
+    def rename_all_exclusive(storage: Storage, source: str, destination: str, files: Sequence[str]) -> list[str]:
         return real(storage, source, destination, files[:4]) + list(files[4:])
 
     def place(storage: Storage, *names: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "place_all", place_all)
+        patch.setattr(Storage, "rename_all_exclusive", rename_all_exclusive)
         patch.setattr(Storage, "place", place)
         with pytest.raises(StorageError, match="is committed"):
             writer.commit([staged])

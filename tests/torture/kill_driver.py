@@ -231,17 +231,17 @@ def staging(log: Log) -> Iterator[None]:
 def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
     """Tell the steps of a commit, or of the abort that may finish it."""
     step = steps(log, "renamed", count_staged(messages))
-    place, move, remove_tree = Storage.place, Storage.move, Storage.remove_tree
+    rename_guarded, move, remove_tree = Storage.rename_guarded, Storage.move, Storage.remove_tree
     rename = system_calls.rename_noreplace
     write_small, rename_folder = Storage.write_small, Storage.rename_folder
 
-    def logged_place(storage: Storage, source: str, destination: str) -> None:
-        place(storage, source, destination)
+    def logged_rename_guarded(storage: Storage, source: str, destination: str) -> None:
+        rename_guarded(storage, source, destination)
         step()
 
     def logged_rename(source: str, destination: str, *folders: int) -> None:
         rename(source, destination, *folders)
-        if folders:  # else `place` or `move` renames, and they tell
+        if folders:  # else `rename_guarded` or `move` renames, and they tell
             step()
 
     def logged_move(storage: Storage, source: str, destination: str) -> None:
@@ -270,7 +270,7 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
     log(f"{verb} begins")
     storage_calls = replaced(
         Storage,
-        place=logged_place,
+        rename_guarded=logged_rename_guarded,
         move=logged_move,
         write_small=logged_write_small,
         rename_folder=logged_rename_folder,
@@ -347,14 +347,14 @@ def taking(log: Log, limit: int) -> Iterator[None]:
         return held
 
     def logged_archive(transitions: Claims, *given: Any, **options: Any) -> Any:
-        place = archive(transitions, *given, **options)
+        location = archive(transitions, *given, **options)
         acked()
-        return place
+        return location
 
     def logged_set_aside(transitions: Claims, *given: Any, **options: Any) -> Any:
-        place = set_aside(transitions, *given, **options)
+        location = set_aside(transitions, *given, **options)
         acked()
-        return place
+        return location
 
     def logged_move(storage: Storage, source: str, destination: str) -> None:
         is_journal = destination.endswith(".json")
