@@ -45,8 +45,8 @@ class Lock:
         self._warned = False
 
     @contextmanager
-    def held(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
-        """Hold the lock for a block; yield False if another process kept it for too long.
+    def acquire(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
+        """Take the lock for a block; yield False if another process kept it for too long.
 
         Args:
             before_waiting: called when another process has the lock.

@@ -71,7 +71,7 @@ class ReceivePolicies:
             StorageError: the lock file or a folder of the queue cannot be used.
         """
         self._passed = False
-        with self._lock.held(self.waits) as alone:
+        with self._lock.acquire(self.waits) as alone:
             self.decision = MAY_TAKE if alone else LOCKED
             if alone:
                 with error_context(UNTOUCHED):

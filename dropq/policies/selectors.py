@@ -226,7 +226,7 @@ class Selectors:
         """
         context, path = self._context, path_of(self._context, name)
         token = reserve_token(context.root.layout, context.name, name, context.storage)
-        with PolicyLock(context).held(lambda: None) as locked:
+        with PolicyLock(context).acquire(lambda: None) as locked:
             if locked and _version(path) == version:  # RACE: it may have been removed, or replaced by a script
                 context.storage.write_small(path, with_token(content.decode(), token).encode())
 

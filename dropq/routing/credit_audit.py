@@ -75,7 +75,7 @@ class CreditAudit:
             return 0
         self._due_at = began + AUDIT_INTERVAL  # before the others: queues may send to each other
         removed = sum(audit.run() for audit in self._further())
-        with self._lock.held(lambda: None) as locked:
+        with self._lock.acquire(lambda: None) as locked:
             if not locked:
                 return removed
             idle = {via: self._idle.get(via, began) for via in idle_credits(self._context, self._read)}

@@ -122,7 +122,7 @@ class Mover:
         """Move a message under a credit; return False if another process took it first, or why it stays."""
         context, selector = self._context, one.selector
         via = Via.new(selector.token)
-        with self._lock.held(lambda: None) as locked:
+        with self._lock.acquire(lambda: None) as locked:
             if not locked:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:

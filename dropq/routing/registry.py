@@ -113,7 +113,7 @@ def _circle_by(context: QueueContext, selector: Selector) -> str:
 @contextmanager
 def _sole_writer(context: QueueContext) -> Iterator[None]:
     """Hold the policy lock of a queue for a block that changes its selectors; Unavailable if another process has it."""
-    with PolicyLock(context).held(lambda: None) as locked:
+    with PolicyLock(context).acquire(lambda: None) as locked:
         if not locked:
             raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
         yield
@@ -358,7 +358,7 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
     if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
         yield True
         return
-    with PolicyLock(open_queue(context.root, owner[0])).held(lambda: None) as locked:
+    with PolicyLock(open_queue(context.root, owner[0])).acquire(lambda: None) as locked:
         yield locked
 
 

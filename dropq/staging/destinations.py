@@ -193,7 +193,7 @@ def give_word(queue: QueueContext) -> None:
     with suppress(OSError, DropqError):
         if reading.read_small(layout.created):
             return
-        with PolicyLock(queue).held(lambda: None) as alone:
+        with PolicyLock(queue).acquire(lambda: None) as alone:
             if alone and not reading.read_small(layout.created):  # RACE: another process may have done it
                 made = reading.written_ms(layout.created) * 1_000_000 if reading.exists(layout.created) else 0
                 draft = f".created.{os.urandom(6).hex()}.tmp"

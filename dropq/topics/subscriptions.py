@@ -197,7 +197,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
     RACE: of two processes that ask for the same, the first removes the old subscription, and makes the new one; the
     second must not remove that. So each lists them again when it has the lock.
     """
-    with PolicyLock(topic).held(lambda: None) as alone:
+    with PolicyLock(topic).acquire(lambda: None) as alone:
         if not alone:
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):

@@ -42,7 +42,7 @@ def _alone(root: RootContext) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError, DropqError):  # such as that this user may not: then the order of the steps must do
             lock = Lock(root.layout.views_lock, _storage(root.layout), root.timing.lock_patience)
-            stack.enter_context(lock.held(lambda: None))
+            stack.enter_context(lock.acquire(lambda: None))
         yield
 
 

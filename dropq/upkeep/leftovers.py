@@ -154,7 +154,7 @@ def _credits(context: QueueContext) -> Iterator[Leftover]:
 
 def _remove_credits(context: QueueContext, folder: os.DirEntry[str]) -> bool:
     # RACE: a router with a selector's file that was put back makes the folder and the mark again, under the same lock.
-    with PolicyLock(context).held(lambda: None) as locked:
+    with PolicyLock(context).acquire(lambda: None) as locked:
         if not locked or not _is_of_no_selector(context, folder):
             return False
         context.storage.unlink(f"{folder.path}/{LAST}")

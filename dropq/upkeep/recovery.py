@@ -33,7 +33,7 @@ def is_recovering(context: QueueContext) -> bool:
 def recover(context: QueueContext) -> int:
     """Fill a new subscription with what its topic has archived; return how many copies were made. Sweeps go on."""
     topic = open_queue(context.root, context.name.partition("/")[0])
-    with PolicyLock(context).held(lambda: None) as alone:
+    with PolicyLock(context).acquire(lambda: None) as alone:
         if not alone or not is_recovering(context):
             return 0
         point = _point(context)

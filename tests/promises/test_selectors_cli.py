@@ -209,7 +209,7 @@ def test_rm_exits_with_75_while_something_is_under_way_and_ls_says_so(
 def test_rm_exits_with_75_while_another_holds_the_policy_lock(run: Run, root: Root) -> None:
     orders = root.queue("orders")
     orders.add_selector("eu", to="eu")
-    with PolicyLock(orders.context).held(lambda: None) as locked:
+    with PolicyLock(orders.context).acquire(lambda: None) as locked:
         assert locked
         ran = run("selector", "rm", "orders", "eu")
     assert ran.code == 75 and "is held by another process; nothing was changed" in ran.err

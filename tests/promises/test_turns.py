@@ -318,7 +318,7 @@ def test_who_waits_for_its_turn_leaves_the_lock_to_the_one_whose_turn_it_is(
         queue.send_many([b"a", b"b"])
         locked = Counter[str]()
         with monkeypatch.context() as patched:
-            patched.setattr(PolicyLock, "held", lambda lock, before: locked.update(["held"]))
+            patched.setattr(PolicyLock, "acquire", lambda lock, before: locked.update(["held"]))
             assert [second.receive() for _ in range(5)] == [None] * 5
         assert not locked
         assert [first.receive() is None, second.receive() is None] == [False, False]
@@ -333,14 +333,14 @@ def test_who_asks_again_just_before_it_is_passed_over_does_not_get_more_time(
         assert [first.receive(), second.receive()] == [None, None]
         queue.send(b"a")
         assert second.receive() is None  # from now on it leaves the message to the first
-        turns, held = base(queue) / ".dropq" / "turns", PolicyLock.held
+        turns, acquire = base(queue) / ".dropq" / "turns", PolicyLock.acquire
 
         def asked_again(lock: PolicyLock, before: Callable[[], None]) -> Any:
             (name,) = (name for name in os.listdir(turns) if name.startswith(f"{first.id},"))
             os.rename(turns / name, turns / name.replace(",busy", ",waits"))
-            return held(lock, before)
+            return acquire(lock, before)
 
-        monkeypatch.setattr(PolicyLock, "held", asked_again)
+        monkeypatch.setattr(PolicyLock, "acquire", asked_again)
         over = time.monotonic() + 2 * KEPT.turn_patience
         monkeypatch.setattr(fair_share, "time", SimpleNamespace(monotonic=lambda: over))
         assert second.receive() is not None

@@ -286,7 +286,7 @@ def _look(root: Root, note: Callable[[str], None]) -> None:
     """Note each selector that has more unsettled messages than credits: under the lock, no credit is spent."""
     for address in ("start", "left", "right", "meet"):
         queue = root.queue(address)
-        with PolicyLock(queue.context).held(lambda: None) as locked:
+        with PolicyLock(queue.context).acquire(lambda: None) as locked:
             if locked:
                 books = Books.of(Path(root.path), *((root.path / name).resolve() for name in FAR))
                 own = {one.token: one.credit for one in queue.selectors() if one.credit is not None}

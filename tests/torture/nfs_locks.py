@@ -152,7 +152,7 @@ def _take_one_by_one(root: Path, folder: Path, alone: bool) -> None:
 @contextmanager
 def _locked(queue: Queue) -> Iterator[bool]:
     """Take a queue's policy lock, as a process of its own would: nothing is shared with who has it."""
-    with PolicyLock(queue.context).held(lambda: None) as taken:
+    with PolicyLock(queue.context).acquire(lambda: None) as taken:
         yield taken
 
 

@@ -134,7 +134,7 @@ def test_the_policy_lock_excludes_an_nfs_client_from_the_servers_own_host_and_ba
     queue = make_queue(tmp_path, timing=Timing(lock_patience=0.02), max_backlog=1)
     queue.send(b"a")
     path = queue.layout.lock
-    with policy_lock(queue).held(lambda: None) as taken:
+    with policy_lock(queue).acquire(lambda: None) as taken:
         assert taken and not serve(path)
     assert serve(path)
     with served(path):
@@ -161,13 +161,13 @@ def test_a_program_that_knows_of_flock_alone_is_excluded_and_excludes(
         died(holder)
         fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert not liveness.is_dead(queue.layout.consumers, holder.id)
-    with policy_lock(queue).held(lambda: None) as taken, open(queue.layout.lock, "r+b") as file:
+    with policy_lock(queue).acquire(lambda: None) as taken, open(queue.layout.lock, "r+b") as file:
         assert taken
         with pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with open(queue.layout.lock, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with policy_lock(queue).held(lambda: None) as taken:
+        with policy_lock(queue).acquire(lambda: None) as taken:
             assert not taken
 
 
