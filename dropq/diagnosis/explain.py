@@ -23,7 +23,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.holders import decide
-from dropq.lifecycle.processing import committed, held_files
+from dropq.lifecycle.processing import claimed_messages, committed
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.policies.backlog import Backlog
@@ -79,7 +79,7 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
     with context.error_context("nothing was changed"):
         snapshot, settlement = _Snapshot(context), Claims(context)
         for where in UNSETTLED if state is None else (state,):
-            explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
+            explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.claimed}[where]
             matches = None if filter is None else matcher(context, filter, where)
             for file in listed(context, where):
                 found = explained(file)  # also for messages that do not match: one may be a barrier
@@ -112,15 +112,15 @@ class _Snapshot:
         self._ahead = 0
         self._distributor = Distributor(context) if context.layout.is_topic else None
         self._topic_waits: Decision | None = None  # what keeps all from being distributed behind a message, once met
-        self._held = held = held_files(context)
-        self._barriers_out = handed_out(context, held)
-        self._before = Before.of(context, held)
+        self._claimed = claimed = claimed_messages(context)
+        self._barriers_out = handed_out(context, claimed)
+        self._before = Before.of(context, claimed)
         self._signs = Signs(context.layout.consumers)
         self._alive = tuple(self._signs.living)
         self._turns: FairShare | None = None
         if context.config.fairness_model != "fast":
             self._turns = FairShare(context, "", allowed=None, filter=None, lasting=False)
-            self._turns.refresh(held)
+            self._turns.refresh(claimed)
 
     # -- messages that wait ----------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class _Snapshot:
 
     def _over_backlog(self) -> Decision | None:
         most = self._context.config.max_backlog
-        found = None if most is None else Backlog(most).decide(self._held, lambda: held_files(self._context))
+        found = None if most is None else Backlog(most).decide(self._claimed, lambda: claimed_messages(self._context))
         return None if found is None or found.allowed else found
 
     def _routed(self, file: MessageFile) -> Decision | None:
@@ -214,7 +214,7 @@ class _Snapshot:
 
     # -- messages that are held ------------------------------------------------------------------------------------
 
-    def held(self, file: MessageFile) -> Decision:
+    def claimed(self, file: MessageFile) -> Decision:
         """Return who holds a message, and what would return it."""
         if file.claim is None or not file.claim.of_barrier:
             return decide(self._context, file.claim, self._signs)

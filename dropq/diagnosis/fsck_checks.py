@@ -40,7 +40,7 @@ from dropq.format.transfers import DESTINATION, GIVEN, is_row, list_name, list_n
 from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import refusal
 from dropq.staging import jobs
@@ -357,7 +357,7 @@ def holders(queue: ExaminedQueue) -> Iterator[Finding]:
     for entry in entries:
         if (claim := entry.file.claim) is None or not claim.ours:
             continue
-        kind = {"dead": "dead-holder", "unleased": "unknown-holder"}.get(hold_of(claim, signs, queue.now))
+        kind = {"dead": "dead-holder", "unleased": "unknown-holder"}.get(claim_status(claim, signs, queue.now))
         is_elsewhere = kind == "unknown-holder" and claim.subscription in signs.known  # on another mount
         if kind is not None and not is_elsewhere and os.path.lexists(entry.path):
             yield entry.finding(kind, f"{KINDS[kind].says}; held for {entry.aged}")

@@ -204,16 +204,16 @@ class _Listing:
     def _routes(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note the routes of a queue that are in use, and the folders that they lead to."""
         in_use, unusable = routes.examine(context)
-        held = routes.routed(context.layout, context.config.ignore)
+        routed = routes.routed(context.layout, context.config.ignore)
         for route in in_use:
             to = self._by_target.get(os.path.realpath(route.folder))
             if to is None:
-                to = self._folder(context, route.name, route.folder, held.pop(route.name, 0))
+                to = self._folder(context, route.name, route.folder, routed.pop(route.name, 0))
             self._edges.append(Edge(context.name, to, "route", route.name))
         for name, why in sorted(unusable.items()):
-            to = self._folder(context, name, f"{context.layout.routing}/{name}", held.pop(name, 0))
+            to = self._folder(context, name, f"{context.layout.routing}/{name}", routed.pop(name, 0))
             self._edges.append(Edge(context.name, to, "route", name, stuck=f"it takes nothing: {_without_path(why)}"))
-        for name, count in sorted(held.items()):
+        for name, count in sorted(routed.items()):
             yield f"{count_of(count)} in routing/{name}, and no route of this name is in use"
 
     def _folder(self, context: QueueContext, name: str, folder: str, count: int) -> str:

@@ -27,9 +27,9 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
-from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
-from dropq.lifecycle.processing import committed_files, held_files
+from dropq.lifecycle.processing import claimed_messages, committed_files
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
@@ -225,11 +225,11 @@ class _Snapshot:
         self._now = context.clock.now_ms()
         # RACE: messages move on between these listings, so that a message may be counted twice, or not at all.
         self._waiting, self._delayed = list(self._files("target")), list(self._files("delayed"))
-        self._held = held_files(context)
+        self._claimed = claimed_messages(context)
         self.counts = {
             "target": len(self._waiting),
             "delayed": len(self._delayed),
-            "processing": len(self._held) + sum(1 for _ in committed_files(context)),
+            "processing": len(self._claimed) + sum(1 for _ in committed_files(context)),
             **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
         }
         self._given = list(given_messages(context.layout))
@@ -242,7 +242,7 @@ class _Snapshot:
     @property
     def oldest_age(self) -> float | None:
         """Seconds that the oldest message has waited, held or not; None if no message waits."""
-        return max((age for age in (self._waiting_age, self._held_age) if age is not None), default=None)
+        return max((age for age in (self._waiting_age, self._claimed_age) if age is not None), default=None)
 
     @cached_property
     def _waiting_age(self) -> float | None:
@@ -251,9 +251,9 @@ class _Snapshot:
         return self._age([*map(self._since, self._waiting), *due])
 
     @cached_property
-    def _held_age(self) -> float | None:
+    def _claimed_age(self) -> float | None:
         """Seconds since the oldest message was sent, or requeued, that is held without a running lease."""
-        unleased = (file for file in self._held if file.claim is None or file.claim.deadline <= self._now)
+        unleased = (file for file in self._claimed if file.claim is None or file.claim.deadline <= self._now)
         return self._age([self._since(file.filename, "processing") for file in unleased])
 
     def _age(self, since: list[int]) -> float | None:
@@ -332,7 +332,7 @@ class _Snapshot:
 
     def _killers(self) -> Iterator[Reason]:
         """Report the messages whose holders died, or lost their leases, again and again."""
-        files = (*self._waiting, *self._delayed, *(file.filename for file in self._held))
+        files = (*self._waiting, *self._delayed, *(file.filename for file in self._claimed))
         known = [MessageFile(file).name for file in files if names.may_have_deaths(file)]
         if killers := [name for name in known if name.died >= DEATHS]:
             worst = max(killers, key=lambda name: name.died)
@@ -393,7 +393,9 @@ class _Snapshot:
                 nobody, done = "receiver of this topic", "distributed"
             text = f"{count_of(count)} in {folder}, which no {nobody} gets"
             yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
-        letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
+        letters = sum(
+            map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._claimed)))
+        )
         if letters:
             text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
@@ -458,9 +460,9 @@ class _Snapshot:
         if left is None:
             return
         when = f"in {_duration(left)}" if left else "at the next sweep"
-        if not left and (held := self.counts["processing"]):
-            noun = "message" if held == 1 else "messages"
-            verb = "is" if held == 1 else "are"
+        if not left and (in_processing := self.counts["processing"]):
+            noun = "message" if in_processing == 1 else "messages"
+            verb = "is" if in_processing == 1 else "are"
             when = f"when its {noun} in processing/ {verb} settled"
         text = f"it has no selector and no named subscription any more: it destroys itself {when}"
         yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
@@ -481,11 +483,11 @@ class _Snapshot:
         """
         # RACE: each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
         signs = Signs(self._context.layout.consumers)
-        claims = [file.claim for file in self._held if file.claim is not None and file.claim.ours]
-        held = [(hold_of(claim, signs, self._now - UNSWEPT), claim) for claim in claims]
-        dead = [self._now - self._changed(claim.path) for why, claim in held if why == "dead"]
+        claims = [file.claim for file in self._claimed if file.claim is not None and file.claim.ours]
+        statuses = [(claim_status(claim, signs, self._now - UNSWEPT), claim) for claim in claims]
+        dead = [self._now - self._changed(claim.path) for why, claim in statuses if why == "dead"]
         # RACE: a claim that was renewed or settled since the listing is not there under this name.
-        lapsed = [claim.deadline for why, claim in held if why == "lapsed" and reading.exists(claim.path)]
+        lapsed = [claim.deadline for why, claim in statuses if why == "lapsed" and reading.exists(claim.path)]
         return dead, [self._now - deadline for deadline in lapsed]
 
     def _idle_jobs(self) -> Iterator[int]:
@@ -515,21 +517,21 @@ class _Snapshot:
             out = (one.selector for one in takers)
             spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
             return f"{spent}: consumers there must settle messages first"
-        if not self._held:
+        if not self._claimed:
             return self._who_should_work()
         if self._barriers:
             return self._barriers[0]
-        text = f"{count_of(len(self._held))} held: {self._holders()}"
-        if all(file.claim is not None and file.claim.of_zmq for file in self._held):
+        text = f"{count_of(len(self._claimed))} held: {self._holders()}"
+        if all(file.claim is not None and file.claim.of_zmq for file in self._claimed):
             text += ". A client that wants more than --in-flight of `dropq serve` before it acknowledges gets no more"
         return text
 
     @cached_property
     def _barriers(self) -> list[str]:
         """What each barrier waits for that is handed out, and keeps back all messages behind it."""
-        if not any(file.claim is not None and file.claim.of_barrier for file in self._held):
+        if not any(file.claim is not None and file.claim.of_barrier for file in self._claimed):
             return []
-        waits = barrier.handed_out(self._context, self._held).values()
+        waits = barrier.handed_out(self._context, self._claimed).values()
         said = (f"{it.detail}: {', '.join(it.holders)}" if it.holders else it.detail for it, _ in waits)
         return [
             f"a barrier is handed out, and nothing behind it is delivered until it is settled: {why}" for why in said

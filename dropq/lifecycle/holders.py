@@ -17,7 +17,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.storage.liveness import Signs
 
 
-def hold_of(claim: Claim, signs: Signs, now: int) -> str:
+def claim_status(claim: Claim, signs: Signs, now: int) -> str:
     """Return how one of dropq's claims is held: `dead`, `lapsed`, `lease`, `held`, `unleased`, or `barrier` in shares.
 
     RACE: read the signs after the claims. A consumer makes its sign before its first claim, and settles its last claim
@@ -45,7 +45,7 @@ def decide(context: QueueContext, claim: Claim | None, signs: Signs) -> Decision
         text = f"{who} took it, and shows no sign of life: only {sweep} --foreign-older-than 2h`"
         does = "moves it to error/" if context.layout.is_topic else "returns it"
         return Decision(False, "script", f"{text} {does}, if it is that old", (who,))
-    why, holder = hold_of(claim, signs, context.clock.now_ms()), (claim.subscription,)
+    why, holder = claim_status(claim, signs, context.clock.now_ms()), (claim.subscription,)
     if why in ("dead", "lapsed"):
         text = "its holder is dead" if why == "dead" else "its lease ran out"
         text = f"{text}: any consumer, or {sweep}`, {_end(context, claim)}"

@@ -35,7 +35,7 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
             yield context.sidecars.file(entry.name, folder)
 
 
-def held_files(context: QueueContext) -> list[MessageFile]:
+def claimed_messages(context: QueueContext) -> list[MessageFile]:
     """List the messages in processing/, of consumers and of scripts."""
     return [file for file in claimed_files(context) if not context.sidecars.ignored(file.filename)]
 

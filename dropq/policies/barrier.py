@@ -39,7 +39,7 @@ from dropq.lifecycle import ages, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.endings import Details, HowReturned, returned
-from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.processing import claims_in, committed_files, find_claim, lost, move_out
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.policies.backlog import MAY_TAKE, holders_of
@@ -61,31 +61,31 @@ _DOES = {_ACKED: "archives it", _LEFT: "returns it", _ASIDE: "sets it aside"}
 class Before(NamedTuple):
     """What may keep a barrier waiting, listed in the order in which messages pass."""
 
-    held: Collection[MessageFile]
+    claimed: Collection[MessageFile]
     #: How many messages are committed as a whole, and have not arrived.
     committed: int
     #: The places of the delayed messages that were delivered before: these are not settled.
-    given_back: Sequence[Place]
+    returned: Sequence[Place]
 
     @classmethod
-    def of(cls, context: QueueContext, held: Collection[MessageFile]) -> Before:
+    def of(cls, context: QueueContext, claimed: Collection[MessageFile]) -> Before:
         """List it, after processing/ and before target/.
 
         RACE: what a sweep moves from delayed/ to target/ meanwhile is in one listing or in both.
         """
         committed = sum(1 for _ in committed_files(context))
         delayed = map(context.sidecars.file, reading.names_in(context.layout.delayed))
-        return cls(held, committed, [_place(file) for file in delayed if file.name.delivery_count > 0])
+        return cls(claimed, committed, [_place(file) for file in delayed if file.name.delivery_count > 0])
 
     def decide(self, barrier: MessageFile, waiting: int, living: Collection[str]) -> Decision:
         """Return whether the first barrier, behind so many `waiting`, goes to who is `living`; else why not."""
         own = _place(barrier)
-        held, returned = len(self.held) + self.committed, sum(place < own for place in self.given_back)
-        if waiting or held or returned:
-            is_held, was = "is" if held == 1 else "are", "was" if returned == 1 else "were"
-            before = f"{waiting} wait{'s' * (waiting == 1)}, {held} {is_held} held, {returned} {was} given back"
+        claimed, returned = len(self.claimed) + self.committed, sum(place < own for place in self.returned)
+        if waiting or claimed or returned:
+            verb, was = "is" if claimed == 1 else "are", "was" if returned == 1 else "were"
+            before = f"{waiting} wait{'s' * (waiting == 1)}, {claimed} {verb} held, {returned} {was} given back"
             text = f"it is a barrier, and waits until all before it are settled: {before}"
-            return Decision(False, "barrier", text, holders_of(self.held))
+            return Decision(False, "barrier", text, holders_of(self.claimed))
         if not living:
             return Decision(False, "barrier", "it is a barrier, and waits until a consumer subscribes")
         who = "the only subscription" if len(living) == 1 else f"all {len(living)} subscriptions"
@@ -157,7 +157,7 @@ class Barrier:
             for entry in reading.entries(layout.staged):
                 reading.ask_server(entry.path)
             self._before = Before.of(self._context, claimed)
-        return self._before._replace(given_back=()).decide(barrier, 0, (self._subscription,))
+        return self._before._replace(returned=()).decide(barrier, 0, (self._subscription,))
 
     def hand_out(self, file: MessageFile, waiting: int, *, alone: Callable[[], bool]) -> Decision:
         """Hand out a barrier, unless something is before it; return why nothing else may be taken.
@@ -319,7 +319,7 @@ class Shares(Settlement):
         The barrier is synced when it is settled, not `later`.
         """
         if claim.body is not None:
-            with self._held(claim):
+            with self._barrier_claimed(claim):
                 is_changed = self._claims.is_changed(claim)
             if is_changed:
                 return self.set_aside(claim, "error", "body_changed", {"detail": BODY_CHANGED})
@@ -332,13 +332,13 @@ class Shares(Settlement):
         if reason:
             return self.set_aside(claim, state, reason, details, cancel=how.get("cancel", False))
         again = self._share(claim.subscription, self.context.sidecars.fit(naming.unique(name)))
-        with self._held(claim):
+        with self._barrier_claimed(claim):
             move_out(self.context, claim, self.context.storage.rename, again.path)
         return Location(state, again.own_name)
 
     def extend(self, claim: Claim, deadline: int) -> Claim:
         """Give a share a new deadline."""
-        with self._held(claim):
+        with self._barrier_claimed(claim):
             return self._claims.extend(claim, deadline)
 
     def set_aside(
@@ -354,13 +354,13 @@ class Shares(Settlement):
         return Location(state, claim.own_name)
 
     def _settle(self, claim: Claim, how: str) -> None:
-        with self._held(claim):
+        with self._barrier_claimed(claim):
             move = self.context.storage.rename
             move_out(self.context, claim, lambda path: move(path, f"{self._folder}/{how}/{claim.filename}"))
         self.complete()
 
     @contextmanager
-    def _held(self, claim: Claim) -> Iterator[None]:
+    def _barrier_claimed(self, claim: Claim) -> Iterator[None]:
         """Raise LeaseLost for a share in the block if the barrier itself was settled or requeued."""
         if find_claim(self._queue, self.token) is None:
             raise LeaseLost(lost(self.context, claim))
@@ -504,9 +504,9 @@ def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[S
     return [*((Shares(context, claim.owner), claim, False) for claim in claimed.values()), *found]
 
 
-def handed_out(context: QueueContext, held: Iterable[MessageFile]) -> dict[str, tuple[Decision, Decision]]:
-    """Return what `Shares.decide` does of each barrier that is handed out, by its claim; `held` is in processing/."""
-    found = begun(context, (file.claim for file in held))
+def handed_out(context: QueueContext, claimed: Iterable[MessageFile]) -> dict[str, tuple[Decision, Decision]]:
+    """Return what `Shares.decide` does of each barrier in `claimed`, what is in processing/, by its claim."""
+    found = begun(context, (file.claim for file in claimed))
     return {shares.token: shares.decide(is_shown=is_shown) for shares, claim, is_shown in found if claim is not None}
 
 
@@ -530,7 +530,7 @@ def give_up_old(context: QueueContext, signs: Signs, seconds: float) -> int:
     given_up = 0
     for shares in all_shares(context):
         for share in shares.claims():
-            if hold_of(share, signs, 0) == "unleased" and context.age_ms(share.path) >= seconds * 1000:
+            if claim_status(share, signs, 0) == "unleased" and context.age_ms(share.path) >= seconds * 1000:
                 given_up += shares.leave(share.subscription)
     return given_up
 

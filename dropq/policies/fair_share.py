@@ -70,7 +70,7 @@ class FairShare:
         self._own = Ticket(subscription, allowed or 0)
         self._others: list[Ticket] = []
         self._last = 0
-        self._held: Counter[str] = Counter()
+        self._claimed: Counter[str] = Counter()
         self._wants: dict[str, Callable[[MessageFile], bool] | None] = {}
         self._left_to: Ticket | None = None
         self._since = 0.0
@@ -86,7 +86,7 @@ class FairShare:
         self._others = [other for other in tickets.values() if other.waits]
         self._last = max((other.turn for other in tickets.values()), default=0)
         if self.are_proportional and self._others:
-            self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
+            self._claimed = Counter(file.claim.subscription for file in claimed if file.claim is not None)
 
     def rivals(self, file: MessageFile) -> list[Ticket]:
         """Return the other subscriptions that wait, would take a message, and come before this one: the next first."""
@@ -154,7 +154,7 @@ class FairShare:
 
     def _place(self, ticket: Ticket) -> tuple[float, int, str]:
         """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""
-        part = self._held[ticket.subscription] / ticket.allowed if self.are_proportional and ticket.allowed else 0.0
+        part = self._claimed[ticket.subscription] / ticket.allowed if self.are_proportional and ticket.allowed else 0.0
         return part, ticket.turn, ticket.subscription
 
     def _takes(self, other: Ticket, file: MessageFile) -> bool:

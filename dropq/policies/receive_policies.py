@@ -16,7 +16,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
-from dropq.lifecycle.processing import held_files
+from dropq.lifecycle.processing import claimed_messages
 from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import MAY_TAKE, Backlog
 from dropq.policies.barrier import Barrier
@@ -81,14 +81,14 @@ class ReceivePolicies:
             self._turns.wake_next()
 
     def _refresh(self) -> None:
-        self._claimed = held_files(self._context) if self._lists_claims else []
+        self._claimed = claimed_messages(self._context) if self._lists_claims else []
         if self._turns is not None:
             self._turns.refresh(self._claimed)
         if self._barrier is not None:
             self.view_is_old |= self._barrier.refresh(self._claimed)
             self.decision = self._barrier.decision
         if self._backlog is not None and not self.must_wait:
-            self.decision = self._backlog.decide(self._claimed, partial(held_files, self._context))
+            self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
 
     @property
     def must_wait(self) -> bool:
@@ -154,7 +154,7 @@ class ReceivePolicies:
             self._woken = False  # by the one that saw whose turn it is
             return False
         with error_context(UNTOUCHED):
-            self._turns.refresh(held_files(self._context) if self._counts_claims else ())
+            self._turns.refresh(claimed_messages(self._context) if self._counts_claims else ())
         if self._is_free(file, self._turns.is_left):
             return False
         self.waits()

@@ -16,7 +16,7 @@ from dropq.format.layout import SETTLED
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.processing import find_claim
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.queue.browsing import bearing, find_all
@@ -202,7 +202,7 @@ def _refuse_several(context: QueueContext, message_id: str, claims: list[Claim])
 
 def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
     """Return the claim if its lease ran out, or its holder is dead; else None."""
-    if hold_of(claim, Signs(context.layout.consumers), context.clock.now_ms()) not in ("dead", "lapsed"):
+    if claim_status(claim, Signs(context.layout.consumers), context.clock.now_ms()) not in ("dead", "lapsed"):
         return None
     claim.exact = True  # RACE: a holder that renewed it since the listing keeps it
     return claim

@@ -35,7 +35,7 @@ from dropq.lifecycle import ages, ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.folders import building, clear, close
-from dropq.lifecycle.holders import hold_of
+from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
 from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.queue_notes import (
@@ -271,7 +271,7 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         claims, signs, now = list(claims_in(context)), Signs(context.layout.consumers), context.clock.now_ms()
         alive = [*filter(signs.is_verifiable, signs.living)]
         # A shell command holds without a sign of life: until its lease ends.
-        alive += [claim.subscription for claim in claims if hold_of(claim, signs, now) == "lease"]
+        alive += [claim.subscription for claim in claims if claim_status(claim, signs, now) == "lease"]
     if alive:
         raise Unavailable(
             f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it holds, "

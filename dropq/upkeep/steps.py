@@ -23,7 +23,7 @@ from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.endings import delivers, is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
-from dropq.lifecycle.holders import hold_of, is_over
+from dropq.lifecycle.holders import claim_status, is_over
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.lifecycle.sending import deliver_delayed
@@ -328,7 +328,7 @@ def _return_unleased(sweep: Sweep) -> None:
     context = sweep.context
     old, signs = _older(context, claims_in(context), seconds), Signs(context.layout.consumers)
     sweep.report.barriers += barrier.give_up_old(context, signs, seconds)
-    unleased = (claim for claim in old if hold_of(claim, signs, 0) == "unleased")
+    unleased = (claim for claim in old if claim_status(claim, signs, 0) == "unleased")
     sweep.report.unleased += sum(_returned(sweep, claim) for claim in unleased)
 
 
