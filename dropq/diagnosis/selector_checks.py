@@ -18,7 +18,7 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies import selectors
-from dropq.policies.circles import Circles, Place, words
+from dropq.policies.circles import Circles, Waypoint, words
 from dropq.policies.selectors import REMOVED
 from dropq.routing.credit_audit import all_credits, idle_credits
 from dropq.routing.forecast import Forecast
@@ -44,7 +44,7 @@ def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
             continue
         if missing := why_missing(context, one):
             listed.append((path, f"{path}: to: {missing}: make it, or correct the address"))
-        elif circle := words(Circles().through(Place(root.layout.path, context.name, context.layout), one.to)):
+        elif circle := words(Circles().through(Waypoint(root.layout.path, context.name, context.layout), one.to)):
             listed.append((path, f"{path}: to: {circle}"))
     return listed
 

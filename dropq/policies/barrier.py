@@ -50,7 +50,7 @@ from dropq.storage.liveness import Signs
 log = logging.getLogger("dropq")
 
 #: What sorts messages by time, whatever their priority.
-Place = tuple[str, str]
+TimeKey = tuple[str, str]
 
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
 _WHY = ".why.json"
@@ -64,8 +64,8 @@ class Before(NamedTuple):
     claimed: Collection[MessageFile]
     #: How many messages are committed as a whole, and have not arrived.
     committed: int
-    #: The places of the delayed messages that were delivered before: these are not settled.
-    returned: Sequence[Place]
+    #: The keys of the delayed messages that were delivered before: these are not settled.
+    returned: Sequence[TimeKey]
 
     @classmethod
     def of(cls, context: QueueContext, claimed: Collection[MessageFile]) -> Before:
@@ -75,12 +75,12 @@ class Before(NamedTuple):
         """
         committed = sum(1 for _ in committed_files(context))
         delayed = map(context.sidecars.file, reading.names_in(context.layout.delayed))
-        return cls(claimed, committed, [_place(file) for file in delayed if file.name.delivery_count > 0])
+        return cls(claimed, committed, [_time_key(file) for file in delayed if file.name.delivery_count > 0])
 
     def decide(self, barrier: MessageFile, waiting: int, living: Collection[str]) -> Decision:
         """Return whether the first barrier, behind so many `waiting`, goes to who is `living`; else why not."""
-        own = _place(barrier)
-        claimed, returned = len(self.claimed) + self.committed, sum(place < own for place in self.returned)
+        own = _time_key(barrier)
+        claimed, returned = len(self.claimed) + self.committed, sum(key < own for key in self.returned)
         if waiting or claimed or returned:
             verb, was = "is" if claimed == 1 else "are", "was" if returned == 1 else "were"
             before = f"{waiting} wait{'s' * (waiting == 1)}, {claimed} {verb} held, {returned} {was} given back"
@@ -539,7 +539,7 @@ def _is_free(share: Claim) -> bool:
     return share.owner == claim_owner(share.subscription, 0)
 
 
-def _place(file: MessageFile) -> Place:
+def _time_key(file: MessageFile) -> TimeKey:
     """Return what sorts messages by time, whatever their priority."""
     _, time, name = names.order(file.name, file.arrival)
     return time, name

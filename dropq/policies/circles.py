@@ -40,8 +40,8 @@ class View(NamedTuple):
     target: str
 
 
-class Place(NamedTuple):
-    """Where messages may lie: a queue, topic or subscription of a root, by its address."""
+class Waypoint(NamedTuple):
+    """Where messages may lie on their way: a queue, topic or subscription of a root, by its address."""
 
     root: str
     address: str
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 class Planned(NamedTuple):
     """A queue or topic that is to be made: where, what it will be a view on, and where its selectors will send."""
 
-    place: Place
+    waypoint: Waypoint
     view: View | None = None
     sends_to: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ class Circles:
     def __init__(self, planned: Planned | None = None) -> None:
         self._planned = planned
         self._read: dict[str, tuple[tuple[int, int, int], object]] = {}
-        self._told = ""
+        self._circle = ""
         self._refresh_at = 0.0
 
     def at(self, layout: QueueLayout, timing: Timing) -> str:
@@ -80,16 +80,16 @@ class Circles:
         RACE: what closes a circle after this refresh is met by the next. Until then messages may go round.
         """
         if (began := time.monotonic()) >= self._refresh_at:
-            self._told = words(self.through(place_at(layout.base)))
+            self._circle = words(self.through(waypoint_at(layout.base)))
             took = time.monotonic() - began
             self._refresh_at = began + took * (timing.listing_share + 1) if took > timing.long_attempt else 0.0
-        return self._told
+        return self._circle
 
-    def through(self, start: Place, to: str | None = None) -> list[str]:
-        """Return the addresses on a circle through a place, which is the first and the last; none if there is none.
+    def through(self, start: Waypoint, to: str | None = None) -> list[str]:
+        """Return the addresses on a circle through a waypoint, which is the first and the last; none if there is none.
 
         Args:
-            start: the place.
+            start: the waypoint.
             to: only by a selector there that sends to this address; None by any way.
         """
         ahead = [[start, each] for each in (self._next(start) if to is None else self._sent(start.root, to))]
@@ -106,84 +106,84 @@ class Circles:
 
     def closed_by_planned(self) -> list[str]:
         """Return the addresses on a circle that what is planned closes; none if it closes none."""
-        return [] if self._planned is None else self.through_new(self._planned.place)
+        return [] if self._planned is None else self.through_new(self._planned.waypoint)
 
-    def through_new(self, place: Place) -> list[str]:
+    def through_new(self, waypoint: Waypoint) -> list[str]:
         """Return the addresses on a circle through a new queue or topic, or through the topic of a new view."""
-        starts = {each.key: each for each in (place, *self._sent(place.root, place.address))}
+        starts = {each.key: each for each in (waypoint, *self._sent(waypoint.root, waypoint.address))}
         return next(filter(None, map(self.through, starts.values())), [])
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _next(self, place: Place) -> Iterator[Place]:
-        """Yield where messages go from a place; what cannot be read leads nowhere, and whoever uses it reports it."""
+    def _next(self, waypoint: Waypoint) -> Iterator[Waypoint]:
+        """Yield where messages go from a waypoint; what cannot be read leads nowhere: whoever uses it reports it."""
         with suppress(OSError, DropqError):
-            yield from self._routed(place)
+            yield from self._routed(waypoint)
         with suppress(OSError, DropqError):
-            yield from self._fed(place) if place.layout.is_topic else self._selected(place)
+            yield from self._fed(waypoint) if waypoint.layout.is_topic else self._selected(waypoint)
 
-    def _selected(self, place: Place) -> Iterator[Place]:
-        if self._planned is not None and place[:2] == self._planned.place[:2]:
+    def _selected(self, waypoint: Waypoint) -> Iterator[Waypoint]:
+        if self._planned is not None and waypoint[:2] == self._planned.waypoint[:2]:
             for to in self._planned.sends_to:
-                yield from self._sent(place.root, to)
-        for name in sorted(filter(None, map(files.name_of, reading.names_in(place.layout.selectors)))):
-            path = f"{place.layout.selectors}/{name}{files.SUFFIX}"
-            selector = self._known(path, _selector, path, place.address)
+                yield from self._sent(waypoint.root, to)
+        for name in sorted(filter(None, map(files.name_of, reading.names_in(waypoint.layout.selectors)))):
+            path = f"{waypoint.layout.selectors}/{name}{files.SUFFIX}"
+            selector = self._known(path, _selector, path, waypoint.address)
             if selector is not None and selector.to is not None:
-                yield from self._sent(place.root, selector.to)
+                yield from self._sent(waypoint.root, selector.to)
 
-    def _routed(self, place: Place) -> Iterator[Place]:
-        routing = place.layout.routing
-        for name in in_use(routing) if os.path.exists(place.layout.routes_file) else ():
+    def _routed(self, waypoint: Waypoint) -> Iterator[Waypoint]:
+        routing = waypoint.layout.routing
+        for name in in_use(routing) if os.path.exists(waypoint.layout.routes_file) else ():
             link = f"{routing}/{name}"
-            behind = _behind(link, place.root) if os.path.islink(link) and os.path.isdir(link) else place
-            if behind.key != place.key:  # a route to its own queue cannot be used
+            behind = _behind(link, waypoint.root) if os.path.islink(link) and os.path.isdir(link) else waypoint
+            if behind.key != waypoint.key:  # a route to its own queue cannot be used
                 yield behind
 
-    def _fed(self, topic: Place) -> Iterator[Place]:
+    def _fed(self, topic: Waypoint) -> Iterator[Waypoint]:
         """Yield the receivers of a topic, whatever their filters are."""
         root = RootLayout(topic.root)
         for above in ancestors(topic.address):
             layout = topic_layout(root.path, above)
             for folder in subscription_folders(root, above):
-                yield Place(root.path, f"{above}/{folder}", subscription_layout(layout, folder))
+                yield Waypoint(root.path, f"{above}/{folder}", subscription_layout(layout, folder))
             for entry in reading.entries(f"{layout.home}/{SUBSCRIPTIONS}"):
                 if entry.is_symlink() and (name := linked_queue(root, entry.path)) is not None:
                     yield from self._found(root.path, name)
         for name in filter(names.can_name_queue, reading.names_in(root.views)):
-            for place in self._found(root.path, name):
-                yield from self._if_underlying(place, topic.address)
-        if self._planned is not None and self._planned.place.root == root.path:
-            yield from self._if_underlying(self._planned.place, topic.address)
+            for waypoint in self._found(root.path, name):
+                yield from self._if_underlying(waypoint, topic.address)
+        if self._planned is not None and self._planned.waypoint.root == root.path:
+            yield from self._if_underlying(self._planned.waypoint, topic.address)
 
-    def _if_underlying(self, place: Place, topic: str) -> Iterator[Place]:
-        view = self._view(place)
+    def _if_underlying(self, waypoint: Waypoint, topic: str) -> Iterator[Waypoint]:
+        view = self._view(waypoint)
         with suppress(DropqError):  # nothing is distributed to it then
             if view is not None and underlies(view.underlying, topic):
-                yield place
+                yield waypoint
 
-    def _sent(self, root: str, address: str) -> Iterator[Place]:
+    def _sent(self, root: str, address: str) -> Iterator[Waypoint]:
         """Yield where a message goes that is sent to an address: of a view, to its topic."""
-        for place in self._found(root, address):
-            view = self._view(place)
-            yield from (place,) if view is None else self._found(root, view.target)
+        for waypoint in self._found(root, address):
+            view = self._view(waypoint)
+            yield from (waypoint,) if view is None else self._found(root, view.target)
 
-    def _found(self, root: str, address: str) -> Iterator[Place]:
+    def _found(self, root: str, address: str) -> Iterator[Waypoint]:
         """Yield the queue, topic or subscription of an address, if it is there."""
-        if self._planned is not None and (root, address) == self._planned.place[:2]:
-            yield self._planned.place
+        if self._planned is not None and (root, address) == self._planned.waypoint[:2]:
+            yield self._planned.waypoint
             return
         for layout in layouts(root, address):
             if os.path.isdir(layout.target):
-                yield Place(root, address, layout)
+                yield Waypoint(root, address, layout)
                 return
 
-    def _view(self, place: Place) -> View | None:
-        if place.layout.topic:
+    def _view(self, waypoint: Waypoint) -> View | None:
+        if waypoint.layout.topic:
             return None
-        if self._planned is not None and place[:2] == self._planned.place[:2]:
+        if self._planned is not None and waypoint[:2] == self._planned.waypoint[:2]:
             return self._planned.view
-        return self._known(place.layout.config_file, _view, place)
+        return self._known(waypoint.layout.config_file, _view, waypoint)
 
     def _known(self, path: str, read: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return what a file says; None if it is not there, or cannot be used."""
@@ -199,7 +199,7 @@ class Circles:
 
 def circle_at(layout: QueueLayout) -> str:
     """Return that a queue is on a circle, in words; "" if it is on none."""
-    return words(Circles().through(place_at(layout.base)))
+    return words(Circles().through(waypoint_at(layout.base)))
 
 
 def words(circle: list[str]) -> str:
@@ -221,16 +221,16 @@ def _selector(path: str, queue: str) -> Selector | None:
     return files.parse(name, content, path, queue=queue) if content else None
 
 
-def _view(place: Place) -> View | None:
-    config = load_queue(place.address, RootConfig(), "", place.layout)
+def _view(waypoint: Waypoint) -> View | None:
+    config = load_queue(waypoint.address, RootConfig(), "", waypoint.layout)
     topics = config.underlying_topic
     return None if topics is None else View(topics, config.default_publish_target or topics)
 
 
-# -- from paths to places ------------------------------------------------------------------------------------------
+# -- from paths to waypoints --------------------------------------------------------------------------------------
 
 
-def place_at(base: str, root: str = "") -> Place:
+def waypoint_at(base: str, root: str = "") -> Waypoint:
     """Return what lies in a folder with a target/; where that cannot be told, a queue of `root` that has no name."""
     above, is_topical, below = base.rpartition(f"/{TOPIC_ROOT}/")
     if is_topical:
@@ -238,18 +238,18 @@ def place_at(base: str, root: str = "") -> Place:
         topic, kind = os.path.split(home)
         if kind == SUBSCRIPTIONS:
             layout = topic_layout(above, topic.replace("/", "."))
-            return Place(above, f"{topic.replace('/', '.')}/{last}", subscription_layout(layout, last))
+            return Waypoint(above, f"{topic.replace('/', '.')}/{last}", subscription_layout(layout, last))
         topic = home.replace("/", ".")
-        return Place(above, topic, topic_layout(above, topic))
+        return Waypoint(above, topic, topic_layout(above, topic))
     for layout in (QueueLayout.flat(base), QueueLayout.incoming(os.path.dirname(base))):
         above, name = os.path.split(layout.home)
         if layout.base == base and reading.is_folder(RootLayout(above).private):
-            return Place(above, name, layout)
-    return Place(root or os.path.dirname(base), base, QueueLayout.flat(base))
+            return Waypoint(above, name, layout)
+    return Waypoint(root or os.path.dirname(base), base, QueueLayout.flat(base))
 
 
-def _behind(link: str, root: str) -> Place:
+def _behind(link: str, root: str) -> Waypoint:
     """Return the queue whose target/ a link leads to; follow it by a step first, as the queue may be a link itself."""
     step = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
-    near = place_at(os.path.dirname(step), root)
-    return near if near.address[0] != "/" else place_at(os.path.dirname(os.path.realpath(link)), root)
+    near = waypoint_at(os.path.dirname(step), root)
+    return near if near.address[0] != "/" else waypoint_at(os.path.dirname(os.path.realpath(link)), root)

@@ -90,7 +90,7 @@ class FairShare:
 
     def rivals(self, file: MessageFile) -> list[Ticket]:
         """Return the other subscriptions that wait, would take a message, and come before this one: the next first."""
-        return sorted((one for one in self._others if self._is_before(one) and self._takes(one, file)), key=self._place)
+        return sorted((one for one in self._others if self._is_before(one) and self._takes(one, file)), key=self._rank)
 
     def is_left(self, file: MessageFile) -> bool:
         """Return whether a message stays for another subscription now, and pass over nobody: that needs the lock.
@@ -122,7 +122,7 @@ class FairShare:
     def wake_next(self) -> None:
         """Wake the subscription that comes next; call it without the lock, which that one takes."""
         if self._others and self._events_reach:
-            following = min(self._others, key=self._place)
+            following = min(self._others, key=self._rank)
             liveness.ring(self._context.layout.consumers, following.subscription, self._context.storage)
 
     @cached_property
@@ -150,9 +150,9 @@ class FairShare:
                     self._context.storage.unlink(f"{self._folder}/{file}")
 
     def _is_before(self, other: Ticket) -> bool:
-        return not self._lasting or self._place(other) < self._place(self._own)
+        return not self._lasting or self._rank(other) < self._rank(self._own)
 
-    def _place(self, ticket: Ticket) -> tuple[float, int, str]:
+    def _rank(self, ticket: Ticket) -> tuple[float, int, str]:
         """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""
         part = self._claimed[ticket.subscription] / ticket.allowed if self.are_proportional and ticket.allowed else 0.0
         return part, ticket.turn, ticket.subscription

@@ -28,7 +28,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.queue_notes import refuse_away
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies import selectors
-from dropq.policies.circles import Circles, Place, words
+from dropq.policies.circles import Circles, Waypoint, words
 from dropq.policies.lock import PolicyLock
 from dropq.routing.credit_audit import AUDIT_INTERVAL, CreditAudit, all_credits
 from dropq.storage import reading
@@ -107,7 +107,7 @@ def _circle_by(context: QueueContext, selector: Selector) -> str:
     """Return in words that a selector closes a circle; "" if it closes no circle."""
     if selector.to is None:
         return ""
-    return words(Circles().through(Place(context.root.layout.path, context.name, context.layout), selector.to))
+    return words(Circles().through(Waypoint(context.root.layout.path, context.name, context.layout), selector.to))
 
 
 @contextmanager

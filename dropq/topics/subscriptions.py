@@ -47,7 +47,7 @@ from dropq.lifecycle.queue_notes import (
 )
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
-from dropq.policies.circles import Circles, Place, Planned, words
+from dropq.policies.circles import Circles, Planned, Waypoint, words
 from dropq.policies.lock import PolicyLock
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
@@ -74,7 +74,7 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
-    if circle := words(Circles(Planned(Place(root.layout.path, name, layout))).closed_by_planned()):
+    if circle := words(Circles(Planned(Waypoint(root.layout.path, name, layout))).closed_by_planned()):
         raise ConfigError(f"topic {name!r} was not made: {circle}")
     store = storage_of(config)
     hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"

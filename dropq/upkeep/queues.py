@@ -28,7 +28,7 @@ from dropq.lifecycle.processing import has_committed
 from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
-from dropq.policies.circles import Circles, Place, Planned, View, words
+from dropq.policies.circles import Circles, Planned, View, Waypoint, words
 from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.staging import jobs
@@ -91,7 +91,7 @@ def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
 
     RACE: of two who close a circle together, each with a part of it, the later one sees it here, or both do.
     """
-    circle = words(Circles().through_new(Place(root.layout.path, name, layout)))
+    circle = words(Circles().through_new(Waypoint(root.layout.path, name, layout)))
     if not circle:
         return
     try:
@@ -169,7 +169,7 @@ def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors:
         return  # nothing leads on from it
     view = None if topics is None else View(topics, config.default_publish_target or topics)
     sends_to = tuple(one.to for one in selectors if one.to is not None)
-    planned = Planned(Place(path, name, QueueLayout.flat(f"{path}/{name}")), view, sends_to)
+    planned = Planned(Waypoint(path, name, QueueLayout.flat(f"{path}/{name}")), view, sends_to)
     if circle := words(Circles(planned).closed_by_planned()):
         raise ConfigError(f"options of queue {name}: {circle}; nothing was made")
 
