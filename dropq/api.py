@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
-    from dropq.lifecycle.ephemeral import Holder
+    from dropq.lifecycle.ephemeral import EphemeralMarker
     from dropq.queue.bundling import RecordWriter
     from dropq.queue.subscription import Subscription
     from dropq.queue.waiting import Ending
@@ -1172,19 +1172,19 @@ class Topic:
             check_chooses(filter)
             with suppress(Unavailable):  # who distributes may have the extra that this process lacks
                 compile_filter(filter)
-        address, holder = subscriptions.subscribe(
+        address, marker = subscriptions.subscribe(
             self._context,
             subscription,
             {} if filter is None else {"filter": filter},
             recovery_point=None if recovery_point is None else checked(recovery_point),
-            holds=not durable,
+            is_ephemeral=not durable,
             force=force,
         )
         queue = self.root.queue(address)
         with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
             recover_if_needed(queue.context)
-        if holder is not None:
-            queue._at_end = partial(_remove, self.root, queue.layout, holder)
+        if marker is not None:
+            queue._at_end = partial(_remove, self.root, queue.layout, marker)
         return queue
 
     def _subscription(self, name: str, client_id: str | None, *, no_local: bool, durable: bool) -> SubscriptionName:
@@ -1302,11 +1302,11 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
     return {address: dict(taken.routes + taken.selectors) for address, taken in routers.taken.items() if any(taken)}
 
 
-def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
-    """End a holder, and remove its subscription."""
+def _remove(root: Root, layout: QueueLayout, marker: EphemeralMarker) -> None:
+    """Give up an ephemeral subscription, and remove it."""
     from dropq.topics import subscriptions
 
-    holder.end()
+    marker.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
         subscriptions.take_away(root.context, layout, force=True)
 

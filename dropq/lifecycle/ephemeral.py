@@ -23,7 +23,7 @@ TOUCH_INTERVAL = 60.0
 _UNLOCKED = b"no lock\n"
 
 
-class Holder:
+class EphemeralMarker:
     """Marks a queue as ephemeral, and holds it from construction until `end`, or until this process dies.
 
     Make it while the queue still has its hidden name. The lock is the open file's, and goes with it when the queue is

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from dropq.format.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.ephemeral import Holder
+from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.queue_notes import cut, forget
 from dropq.storage.files import Storage
 
@@ -35,13 +35,13 @@ def new_word() -> bytes:
 
 @contextmanager
 def building(
-    layout: QueueLayout, store: Storage, files: Mapping[str, bytes], *, holds: bool = False
-) -> Iterator[Holder | None]:
+    layout: QueueLayout, store: Storage, files: Mapping[str, bytes], *, is_ephemeral: bool = False
+) -> Iterator[EphemeralMarker | None]:
     """Build a queue under a hidden name for a block, which renames it to its place; remove it if the block raises.
 
-    The content of its files is by their paths in it. If it is to go with this process, the block gets what `holds` it.
+    The content of its files is by their paths in it. If it is to go with this process, the block gets its marker.
     """
-    holder = None
+    marker = None
     try:
         store.make_folder(layout.home, passing=True)
         folders = layout.first_folders[1:]
@@ -52,12 +52,12 @@ def building(
             path = f"{layout.base}/{name}"
             store.make_folder(os.path.dirname(path), parents=False, passing=True)
             store.write_small(path, content)
-        holder = Holder(layout, store) if holds else None
+        marker = EphemeralMarker(layout, store) if is_ephemeral else None
         store.sync(*dict.fromkeys(map(os.path.dirname, folders)))
-        yield holder
+        yield marker
     except BaseException:
-        if holder is not None:
-            holder.end()
+        if marker is not None:
+            marker.end()
         with suppress(OSError):  # fsck finds what cannot be removed now
             store.remove_tree(layout.home)
         raise

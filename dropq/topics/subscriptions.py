@@ -33,7 +33,7 @@ from dropq.format.layout import (
 )
 from dropq.lifecycle import ages, ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.ephemeral import Holder
+from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.folders import building, clear, close
 from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import find_layout, is_hidden, open_queue, storage_of
@@ -137,17 +137,17 @@ def subscribe(
     options: Mapping[str, Any],
     *,
     recovery_point: str | None = None,
-    holds: bool = False,
+    is_ephemeral: bool = False,
     force: bool = False,
-) -> tuple[str, Holder | None]:
-    """Make a subscription, unless it is there as it was asked for; return its address, and what holds it.
+) -> tuple[str, EphemeralMarker | None]:
+    """Make a subscription, unless it is there as it was asked for; return its address, and an ephemeral one's marker.
 
     A subscription of the same name and client with another filter, another setting of local messages, or another topic
     is removed with its messages as the new one appears, as JMS has it.
 
     Args:
         recovery_point: where in the topic's history a new one begins; None begins now.
-        holds: it is ephemeral, and goes with this process.
+        is_ephemeral: it goes with this process.
         force: also remove messages that routes of the old subscription took; else they are a StorageError.
     """
     check_subscription_name(subscription.name, subscription.client_id)
@@ -163,7 +163,9 @@ def subscribe(
         files[".dropq/recovering"] = recovery_point.encode()
     hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
     try:
-        with building(QueueLayout(hidden, hidden, topic=layout.topic), store, files, holds=holds) as holder:
+        with building(
+            QueueLayout(hidden, hidden, topic=layout.topic), store, files, is_ephemeral=is_ephemeral
+        ) as marker:
             store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}", parents=False)  # RACE: not of a topic that is gone
             if replaced_by(topic, subscription, filter):  # only now that the new one is ready, as there is no way back
                 _replace(topic, subscription, filter, force=force)
@@ -181,14 +183,16 @@ def subscribe(
                 path=layout.home,
                 errno=errno.EEXIST,
             ) from error
-        return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds, force=force)
+        return subscribe(
+            topic, subscription, options, recovery_point=recovery_point, is_ephemeral=is_ephemeral, force=force
+        )
     except OSError as error:
         raise topic.refused(error, f"subscription {address} was not made") from error
     with error_context(f"subscription {address} is made, but a power cut may take it back"):
         store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
     with suppress(OSError):  # the next sweep of the root notes it
         make_known(topic.root.layout, layout.private, store)
-    return address, holder
+    return address, marker
 
 
 def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object, *, force: bool) -> None:

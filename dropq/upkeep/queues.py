@@ -21,7 +21,7 @@ from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.ephemeral import Holder
+from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
 from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
 from dropq.lifecycle.processing import has_committed
@@ -101,8 +101,8 @@ def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
     raise ConfigError(f"{name!r} was made, and is removed again: {circle}")
 
 
-def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
-    """Make a queue for the answer to a request; return its name, and what holds it from before it has the name.
+def create_temporary(asked: QueueContext) -> tuple[str, EphemeralMarker]:
+    """Make a queue for the answer to a request; return its name, and its marker, which is there before the name.
 
     It has the modes and layout of the queue that is asked, so that the consumers of that may answer.
     """
@@ -115,9 +115,9 @@ def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
         options["group"] = config.group
     name = names.temporary_name(root.ids.next())
     in_incoming = asked.layout.base != asked.layout.home
-    *_, holder = _make(root, name, options, dropboxmq=in_incoming, holds=True)
-    assert holder is not None
-    return name, holder
+    *_, marker = _make(root, name, options, dropboxmq=in_incoming, is_ephemeral=True)
+    assert marker is not None
+    return name, marker
 
 
 def _make(
@@ -126,10 +126,10 @@ def _make(
     options: Mapping[str, Any],
     *,
     dropboxmq: bool,
-    holds: bool = False,
+    is_ephemeral: bool = False,
     selectors: Sequence[Selector] = (),
-) -> tuple[QueueLayout, Storage, Holder | None]:
-    """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and what holds it."""
+) -> tuple[QueueLayout, Storage, EphemeralMarker | None]:
+    """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and its marker."""
     home = f"{root.layout.path}/{name}"
     found = find_layout(root.layout.path, name)
     if found is not None and found.is_topic:
@@ -145,7 +145,7 @@ def _make(
     try:
         files = {"queue.toml": toml_text(options).encode()} if options else {}
         files |= _selector_files(root, name, selectors, store)
-        with building(layout, store.at(root.layout.path), files, holds=holds) as holder:
+        with building(layout, store.at(root.layout.path), files, is_ephemeral=is_ephemeral) as marker:
             move = partial(store.move_folder, hidden, home)
             if config.underlying_topic is None:
                 move()
@@ -159,7 +159,7 @@ def _make(
         raise QueueExists(f"queue {name!r} is there already: {home}") from error
     except OSError as error:
         raise storage_error(error, f"queue {name!r} was not made") from error
-    return layout.moved(home), store, holder
+    return layout.moved(home), store, marker
 
 
 def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors: Sequence[Selector]) -> None:

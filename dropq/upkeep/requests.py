@@ -71,7 +71,7 @@ class Requester:
         self._forks = FORKS.count
         self._root = asked.root  # not the queue: its object would never go, and this with it
         self._asked = asked.name
-        self.name, self._holder = queues.create_temporary(asked)
+        self.name, self._marker = queues.create_temporary(asked)
         self._context: QueueContext | None = None
         self._subscription: Subscription | None = None
         try:
@@ -166,7 +166,7 @@ class Requester:
                 self._subscription.close()
         except DropqError as error:
             log.debug("queue %s: its subscription did not end well: %s", self.name, error)  # all of it goes below
-        self._holder.end()
+        self._marker.end()
         try:
             deletion.remove(self._root, self.name)
         except (OSError, DropqError) as error:
