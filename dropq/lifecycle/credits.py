@@ -42,7 +42,7 @@ def spend(context: QueueContext, via: Via, credit: Credit) -> None:
     context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False)
 
 
-def give_back(context: QueueContext, via: Via) -> None:
+def unspend(context: QueueContext, via: Via) -> None:
     """Remove the file of a credit of the queue, whatever it says."""
     context.storage.unlink(f"{context.layout.credits}/{via.token}/{via.key}")
 

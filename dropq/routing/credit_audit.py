@@ -81,7 +81,7 @@ class CreditAudit:
             idle = {via: self._idle.get(via, began) for via in idle_credits(self._context, self._read)}
             over = [via for via, since in idle.items() if began - since >= AUDIT_INTERVAL]
             for via in over:
-                credits.give_back(self._context, via)
+                credits.unspend(self._context, via)
         self._idle = {via: since for via, since in idle.items() if via not in over}
         if len(self._read) > REMEMBERED:
             self._read = {}

@@ -138,16 +138,16 @@ class Mover:
             except DropqError:
                 with suppress(OSError):  # of the refresh, whose error would hide this one
                     if reading.exists(f"{context.layout.target}/{file.filename}"):
-                        self._give_back(via)
+                        self._unspend(via)
                 raise
             if gone:
-                self._give_back(via)  # RACE: a consumer or another router took it
+                self._unspend(via)  # RACE: a consumer or another router took it
         return not gone
 
-    def _give_back(self, via: Via) -> None:
+    def _unspend(self, via: Via) -> None:
         """Remove the credit of a message that was not moved; what cannot be removed now, an audit removes."""
         try:
-            credits.give_back(self._context, via)
+            credits.unspend(self._context, via)
         except OSError as error:
             log.info("queue %s: credit %s is free only after an audit: %s", self._context.name, via, describe(error))
 

@@ -291,7 +291,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
         under = said.below[0] if said.below else None
         if Moves(context).return_to(folder, file, source, under, copied=said.copied) is None:
             return False
-    credits.give_back(source, via)
+    credits.unspend(source, via)
     return True
 
 
@@ -341,8 +341,8 @@ def _bring_back(
             moved = Moves(found.context).return_to(found.folder, found.file, context, under, copied=said.copied)
         if moved is not None:
             for upper, credit in found.above:
-                credits.give_back(upper, credit)
-            credits.give_back(context, via)
+                credits.unspend(upper, credit)
+            credits.unspend(context, via)
             return found.context
     return None
 

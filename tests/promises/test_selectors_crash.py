@@ -143,7 +143,7 @@ def test_a_copy_that_keeps_its_credit_is_seen(tmp_path: Path, monkeypatch: pytes
 def test_a_removed_selector_that_leaves_what_is_further_on_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_bring_back", lambda context, via, *_: credits.give_back(context, via))
+    monkeypatch.setattr(registry, "_bring_back", lambda context, via, *_: credits.unspend(context, via))
     wrong = tried(tmp_path, "remove a selector, its message further on", meeting="a sweep", many=1).wrong
     assert any("is free, and" in line for line in wrong), wrong
 
