@@ -26,7 +26,7 @@ from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
-from dropq.staging.jobs import Attempt, Staged, TransferJob
+from dropq.staging.jobs import Attempt, StagedAttempt, TransferJob
 from dropq.storage import reading
 
 #: A list has at most this many messages, and is full once they have this many bytes.
@@ -231,7 +231,7 @@ class Carrier:
             self.arrived.update(copies)
         return count
 
-    def _stage(self, job: TransferJob, listed: List) -> tuple[Staged, dict[str, str]]:
+    def _stage(self, job: TransferJob, listed: List) -> tuple[StagedAttempt, dict[str, str]]:
         """Copy the messages of a list into its job; return them as they are staged, and the names of the copies.
 
         If that fails, nothing of it is left, and what other carriers have copied stays.

@@ -33,7 +33,7 @@ from dropq.spark.open_claims import SETTING, OpenClaims
 from dropq.spark.options import BATCH, CLAIM, WriteOptions
 from dropq.spark.planned import mark_of, open_planned
 from dropq.spark.workers import freeze_imports
-from dropq.staging.jobs import Attempt, Epoch, Job, Staged
+from dropq.staging.jobs import Attempt, Epoch, Job, StagedAttempt
 from dropq.storage.failures import storage_error
 
 log = logging.getLogger("dropq")
@@ -58,7 +58,7 @@ class StagedFiles(WriterCommitMessage):
         claims: which claims were open, as the setting has it.
     """
 
-    staged: Staged | None = None
+    staged: StagedAttempt | None = None
     query: str = ""
     batch: int = 0
     claims: str = ""
@@ -254,7 +254,7 @@ def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
 
 
 def _commit(
-    queue: Queue, job: Job, options: WriteOptions, staged: list[Staged], claims: OpenClaims | None = None
+    queue: Queue, job: Job, options: WriteOptions, staged: list[StagedAttempt], claims: OpenClaims | None = None
 ) -> None:
     """Send everything that a job staged, as soon as the queue has room for it, or to where its overflow selector sends.
 
@@ -287,7 +287,7 @@ def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
     return sorted({part.query for part in messages if isinstance(part, StagedFiles)})
 
 
-def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
+def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedAttempt]:
     return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
 
 
@@ -300,7 +300,7 @@ def _with_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | 
 
 def stage(
     queue: Queue, job: Job, options: WriteOptions, batches: Iterator[pa.RecordBatch], *, begins: bool = False
-) -> Staged | None:
+) -> StagedAttempt | None:
     """Stage the batches of a task for a job; return None if the job was sent before.
 
     Args:
@@ -546,7 +546,7 @@ def _with_valid_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _refuse_keys_of_two_tasks(queue: Queue, options: WriteOptions, staged: Iterable[Staged]) -> None:
+def _refuse_keys_of_two_tasks(queue: Queue, options: WriteOptions, staged: Iterable[StagedAttempt]) -> None:
     """Raise ValueError if two tasks staged rows of one key, which is in the names of their files."""
     sidecars = queue._destination.sidecars
     tasks: dict[tuple[str | None, ...], str] = {}

@@ -79,7 +79,7 @@ COMMITTED = "the message is committed: its parts arrive with the next sweep"
 Write = Callable[[str, int, Sequence[str]], None]
 
 
-class Staged(NamedTuple):
+class StagedCopies(NamedTuple):
     """What this process has staged in a folder, which is open: a lookup of its long path for each part takes time.
 
     Attributes:
@@ -100,7 +100,7 @@ class Staged(NamedTuple):
 
 
 class OwnParts(NamedTuple):
-    """What this process has staged in a folder for the queue itself; attributes as of `Staged`."""
+    """What this process has staged in a folder for the queue itself; attributes as of `StagedCopies`."""
 
     parts: Sequence[OwnPart]
     own_name: str
@@ -156,7 +156,7 @@ def fan_out(
         folder = _new_folder(context, claim, end, own_name)
         at = reading.open_folder(folder)
     parts = [part_name(destination.token, copied_name) for destination in destinations]
-    staged = Staged(at, parts, destinations, copied_name, own_name, end, came_from)
+    staged = StagedCopies(at, parts, destinations, copied_name, own_name, end, came_from)
     try:
         return _commit_parts(context, claim, folder, staged, lambda: write(folder, at, parts), UNSTAGED)
     finally:
@@ -207,7 +207,7 @@ def _commit_parts(
     context: QueueContext,
     claim: Claim,
     folder: str,
-    staged: Staged | OwnParts,
+    staged: StagedCopies | OwnParts,
     write: Callable[[], None],
     outcome: str,
 ) -> bool | None:
@@ -328,7 +328,7 @@ def _withdraw(context: QueueContext, folder: str) -> None:
 # -- roll forward --------------------------------------------------------------------------------------------------
 
 
-def roll_forward(context: QueueContext, folder: str, *, staged: Staged | OwnParts | None = None) -> bool:
+def roll_forward(context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | None = None) -> bool:
     """Move each part of a committed message to where it goes, then end the message; return whether all is done.
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
@@ -346,7 +346,7 @@ def roll_forward(context: QueueContext, folder: str, *, staged: Staged | OwnPart
         raise failed from error
 
 
-def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts | None) -> bool:
+def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | None) -> bool:
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
@@ -357,7 +357,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts 
         if isinstance(committed, OwnParts):
             if not mover.move_own(committed.parts):
                 return False
-        elif isinstance(committed, Staged):
+        elif isinstance(committed, StagedCopies):
             if not mover.move_staged(committed):
                 return False
         else:
@@ -424,13 +424,13 @@ class _Mover:
     def __init__(self, context: QueueContext, folder: str) -> None:
         self._context = context
         self._folder = folder
-        self._staged: Staged | None = None
+        self._staged: StagedCopies | None = None
         self._own: Sequence[OwnPart] | None = None
         self._destinations: dict[str, DestinationFolder] = {}
         self._owner: int | None = None
         self._read_words: Counter[str] | None = None
 
-    def move_staged(self, staged: Staged) -> bool:
+    def move_staged(self, staged: StagedCopies) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
         self._staged = staged
         left = take_each(staged.destinations, staged.at, staged.parts, staged.copied_name, self._context.storage)

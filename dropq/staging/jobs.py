@@ -60,7 +60,7 @@ _NUMBERED = re.compile(r"((?:transfer\.)?[^.]+)\.([0-9]{1,19})")
 _TRANSFER = "transfer."
 
 
-class Staged(NamedTuple):
+class StagedAttempt(NamedTuple):
     """What an attempt staged: the name of its folder in the job's folder, and the names of its files."""
 
     attempt: str
@@ -113,11 +113,11 @@ class Attempt:
             self.context.storage.rename_guarded(draft, f"{self.folder}/{file}")
         self.files.append(file)
 
-    def finish(self) -> Staged:
+    def finish(self) -> StagedAttempt:
         """Sync the attempt as the queue's durability asks; return what it staged, for the driver to commit."""
         with error_context(UNSENT):
             self.context.storage.sync(self.folder)
-        return Staged(self.label, self.files)
+        return StagedAttempt(self.label, self.files)
 
     def discard(self) -> None:
         """Remove what the attempt staged."""
@@ -195,7 +195,7 @@ class Job:
             self._context.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._context, f"{self.folder}/{unique}", unique)
 
-    def commit(self, attempts: Iterable[Staged], *, overflow: str = "") -> int:
+    def commit(self, attempts: Iterable[StagedAttempt], *, overflow: str = "") -> int:
         """Send every listed file; return how many, once all of them are in target/.
 
         If a job of this id was sent before, send nothing and remove what was staged. With `overflow`, the queue of the
@@ -229,7 +229,7 @@ class Job:
             sent = [_drop(self._context, self.folder), *(finish(self._context, folder) for folder in self._dropped())]
         return any(sent)
 
-    def _write_manifest(self, listed: list[Staged], overflow: str = "") -> bool:
+    def _write_manifest(self, listed: list[StagedAttempt], overflow: str = "") -> bool:
         """Commit the job; return False if another run of it was committed first, whose files are sent."""
         attempts = {staged.attempt: staged.files for staged in listed}
         content = {"format": 1, "job": self.id, "attempts": attempts, **({"note": self.note} if self.note else {})}
@@ -264,7 +264,7 @@ class Job:
                 f"job {self.id} was not sent: its queue is full, and it cannot go to queue {overflow}: {error}"
             ) from error
 
-    def _check(self, staged: Staged) -> None:
+    def _check(self, staged: StagedAttempt) -> None:
         """Raise if a file of an attempt is missing; that the files are complete was checked when they were closed."""
         folder = f"{self.folder}/{staged.attempt}"
         if missing := set(staged.files).difference(reading.names_in(folder)):
@@ -308,7 +308,7 @@ class Epoch(Job):
         self._refuse_if_overtaken()
         super().begin()
 
-    def commit(self, attempts: Iterable[Staged], *, overflow: str = "") -> int:
+    def commit(self, attempts: Iterable[StagedAttempt], *, overflow: str = "") -> int:
         """Send every listed file, as `Job.commit` does; then remove earlier epochs from the ledger."""
         self._refuse_if_overtaken()
         count = super().commit(attempts, overflow=overflow)
@@ -347,7 +347,7 @@ class TransferJob(Epoch):
     def __init__(self, context: QueueContext, row: str, number: int) -> None:
         self._identify_in(f"{_TRANSFER}{row}", number, context, f"transfer {row}, list {number}")
 
-    def send(self, attempt: Staged, note: Mapping[str, object]) -> int:
+    def send(self, attempt: StagedAttempt, note: Mapping[str, object]) -> int:
         """Send every listed file, as `commit` does; let the ledger keep a note, as JSON, beside the number."""
         self.note = note
         return self.commit([attempt])

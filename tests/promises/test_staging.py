@@ -21,7 +21,7 @@ from helpers import Clock, Make, base, files, make_queue, take, until, where
 from dropq import ConfigError, DropqError, NoSuchQueue, Queue, QueueFull, Root, StorageError
 from dropq.lifecycle.context import QueueContext
 from dropq.staging import jobs
-from dropq.staging.jobs import Epoch, Job, Staged
+from dropq.staging.jobs import Epoch, Job, StagedAttempt
 from dropq.storage import reading, system_calls
 from dropq.storage.files import Storage
 
@@ -84,7 +84,7 @@ def steps(before: Hook, after: Hook = lambda step: None) -> Iterator[None]:
         yield
 
 
-def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
+def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[StagedAttempt]:
     """Stage a job in two attempts, the last body delayed; a third attempt is a loser that nobody lists."""
     job.begin()
     attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
@@ -175,7 +175,7 @@ def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(t
         job = Job(queue.context, "job")
         listed = stage(queue, job)
 
-        def commit(job: Job = job, listed: list[Staged] = listed, step: int = step) -> None:
+        def commit(job: Job = job, listed: list[StagedAttempt] = listed, step: int = step) -> None:
             with steps(dying_at(step)):
                 job.commit(listed)
 
@@ -342,7 +342,7 @@ def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> N
         acted: list[int] = []
         fates: list[str] = []
 
-        def commit(job: Job = job, listed: list[Staged] = listed, fates: list[str] = fates) -> None:
+        def commit(job: Job = job, listed: list[StagedAttempt] = listed, fates: list[str] = fates) -> None:
             fates.append(fate_of(lambda: job.commit(listed)))
 
         with steps(acting_at(step, commit, acted)):
@@ -367,7 +367,7 @@ def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
         listed, others = stage(queue, job), stage(queue, job, other)
         acted: list[int] = []
 
-        def commit(queue: Queue = queue, others: list[Staged] = others) -> None:
+        def commit(queue: Queue = queue, others: list[StagedAttempt] = others) -> None:
             assert fate_of(lambda: Job(queue.context, "job").commit(others)) in ("sent", "nothing was sent")
 
         with steps(acting_at(step, commit, acted)):
@@ -537,7 +537,7 @@ def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all
         job = Job(queue.context, "job")
         listed = stage(queue, job)
 
-        def commit(job: Job = job, listed: list[Staged] = listed, step: int = step) -> None:
+        def commit(job: Job = job, listed: list[StagedAttempt] = listed, step: int = step) -> None:
             with steps(dying_at(step)):
                 job.commit(listed, overflow="rest")
 
@@ -599,7 +599,7 @@ def test_of_two_drivers_of_one_job_id_only_one_sends_although_one_overflows(
         listed, others = stage(queue, job), stage(queue, job, other)
         acted: list[int] = []
 
-        def commit(queue: Queue = queue, others: list[Staged] = others) -> None:
+        def commit(queue: Queue = queue, others: list[StagedAttempt] = others) -> None:
             fate = fate_of(lambda: Job(queue.context, "job").commit(others, overflow=ways[1]))
             assert fate in ("sent", "nothing was sent")
 
@@ -957,7 +957,7 @@ def test_a_damaged_manifest_is_left_for_a_person_with_all_its_files(
     assert sorted(manifest.parent.rglob("*")) == before
     assert "set it aside by hand" in caplog.text
     with pytest.raises(DropqError, match="set it aside by hand"):
-        Job(queue.context, "job").commit([Staged("a", ["b"])])
+        Job(queue.context, "job").commit([StagedAttempt("a", ["b"])])
 
 
 def test_a_sweep_reports_each_job_that_it_could_not_finish(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.queue import stream_journal
 from dropq.queue.stream_journal import Journal
 from dropq.staging import jobs
-from dropq.staging.jobs import Attempt, Epoch, Job, Staged
+from dropq.staging.jobs import Attempt, Epoch, Job, StagedAttempt
 from dropq.upkeep import bulk
 from dropq.upkeep.bulk import Outcome, Selection
 from torture.account import body
@@ -73,7 +73,7 @@ class Scene:
     epoch: Epoch
     attempt: Attempt
     journal: Journal | None
-    staged: Mapping[type, list[Staged]]
+    staged: Mapping[type, list[StagedAttempt]]
     #: Lives, but has let a lease run out.
     late: Subscription
 
@@ -205,7 +205,7 @@ def _leave_behind(queue: Queue) -> None:
         assert forked(die) == DIED
 
 
-def _staged(job: Job) -> list[Staged]:
+def _staged(job: Job) -> list[StagedAttempt]:
     """Stage two messages of a job in an attempt each."""
     job.begin()
     found = []
