@@ -236,8 +236,8 @@ def _missed(root: RootLayout, address: str) -> str:
 
 def _marks_of_deleted(root: RootLayout, address: str) -> Iterator[str]:
     """Yield the marks of the queues that lay beside a queue's place, and were deleted, but are not wholly removed."""
-    places = (layout.base if layout.is_topic else layout.home for layout in layouts(root.path, address))
-    for entry in chain.from_iterable(map(entries, set(map(os.path.dirname, places)))):
+    folders = (layout.base if layout.is_topic else layout.home for layout in layouts(root.path, address))
+    for entry in chain.from_iterable(map(entries, set(map(os.path.dirname, folders)))):
         if ".deleted-" in entry.name:
             for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
                 yield from marks_in(layout.private)

@@ -110,9 +110,9 @@ class RecordWriter:
         self._forks = FORKS.count
         self._thread: threading.Thread | None = None
         # What follows is read and changed with the lock.
-        #: The bundles: the last is open, the others are full. One append ends the open bundle.
+        #: The bundles: the last takes records, the others are full. One append ends the last.
         self._bundles = deque([_Bundle(len(self._head))])
-        self._held = 0
+        self._buffered = 0
         self._sent: deque[tuple[Sent, int]] = deque(maxlen=REMEMBERED)
         self._unsynced: list[Exception] = []
         self._closed = False
@@ -172,14 +172,14 @@ class RecordWriter:
         return awaited[0]
 
     def _take(self, record: Any, awaited: list[Future[Sent]] | None = None) -> bool:
-        """Put a record into the open bundle, its future into `awaited`, or raise; return whether a bundle is full."""
+        """Put a record into the last bundle, its future into `awaited`, or raise; return whether a bundle is full."""
         data = record if type(record) is bytes else self._encoded(record)
         size = len(data)
         if not (self._in_lines and 1 < size <= self._longest and LINE_FEED not in data):  # most pass without a call
             check_record(data, self._format, self._longest)
         if self._forks != FORKS.count:
             self._check_process()
-        while self._held >= self._most:
+        while self._buffered >= self._most:
             self._make_room()
         size += self._framing
         with self._lock:
@@ -191,19 +191,19 @@ class RecordWriter:
                     raise DropqError(f"{self!r} is closed; the record was not taken")
                 bundle, fills = self._bundles[-1], False
                 if bundle.size + size > self._max_bytes and bundle.records:
-                    bundle, fills = self._end_open(), True
+                    bundle, fills = self._next_bundle(), True
                 records = bundle.records
                 if not records:
                     self._begin(bundle)
                 records.append(data)
                 bundle.size += size
-                self._held += size
+                self._buffered += size
                 if awaited is not None:
                     bundle.future = bundle.future or _future()
                     awaited.append(bundle.future)
                 if len(records) < self._max_records and bundle.size < self._max_bytes:
                     return fills
-                self._end_open()
+                self._next_bundle()
                 return True
             finally:
                 self._is_taking = False
@@ -226,17 +226,17 @@ class RecordWriter:
         if self._linger is not None:
             self._call_thread()
 
-    def _end_open(self) -> _Bundle:
-        """End the open bundle, unless it is empty; return the bundle that is open now."""
+    def _next_bundle(self) -> _Bundle:
+        """End the last bundle, unless it is empty; return the bundle that takes records now."""
         if self._bundles[-1].records:
             self._bundles.append(_Bundle(len(self._head)))
         return self._bundles[-1]
 
     def _make_room(self) -> None:
         """Send the full bundles; if there is no room then, raise the error that refused them."""
-        if (refused := self._send_full()) is not None and self._held >= self._most:
+        if (refused := self._send_full()) is not None and self._buffered >= self._most:
             refused.add_note("the record was not taken")
-            raise self._told(refused)
+            raise self._with_notes(refused)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -261,13 +261,13 @@ class RecordWriter:
 
     def _flush(self) -> None:
         if (refused := self._send_all()) is not None:
-            raise self._told(refused)
+            raise self._with_notes(refused)
         with self._lock:
             unsynced, self._unsynced = self._unsynced, []
         if unsynced:
             for other in unsynced[1:]:
                 unsynced[0].add_note(str(other))
-            raise self._told(unsynced[0])
+            raise self._with_notes(unsynced[0])
 
     def close(self) -> None:
         """Take no more records, and send what was taken; `flush` tells what was sent.
@@ -297,7 +297,7 @@ class RecordWriter:
         refused = self._send_full()
         if refused is None:
             with self._lock:
-                self._end_open()  # not before: what waits behind a refused bundle goes on to grow
+                self._next_bundle()  # not before: what waits behind a refused bundle goes on to grow
             refused = self._send_full()
         return refused
 
@@ -348,7 +348,7 @@ class RecordWriter:
         """Drop the first bundle, which was sent, or discarded by the queue; return its future."""
         with self._lock:
             self._bundles.popleft()
-            self._held -= bundle.size - len(self._head)
+            self._buffered -= bundle.size - len(self._head)
             if bundle.sent:
                 self._sent.append((bundle.sent[0], len(bundle.records)))
             if isinstance(error, Exception):
@@ -453,7 +453,7 @@ class RecordWriter:
         with self._lock:
             return sum(len(bundle.records) for bundle in self._bundles)
 
-    def _told(self, error: Exception) -> Exception:
+    def _with_notes(self, error: Exception) -> Exception:
         """Return an error with what was sent."""
         with self._lock:
             sent = [one for one, _ in self._sent]

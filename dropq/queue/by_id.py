@@ -55,10 +55,10 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
             "or its lease ran out; nothing was changed"
         )
     found.body = body
-    return _held(settlement, found)
+    return _message_of(settlement, found)
 
 
-def _held(settlement: Settlement, claim: Claim) -> Message:
+def _message_of(settlement: Settlement, claim: Claim) -> Message:
     return Message(settlement, "processing", settlement.context.sidecars.file(claim.filename), claim=claim)
 
 
@@ -178,7 +178,7 @@ def _claimed_by_id(
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
         found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
         if found is not None:
-            return _held(Claims(context), found)
+            return _message_of(Claims(context), found)
     paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
     raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
 

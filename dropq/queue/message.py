@@ -340,7 +340,7 @@ def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Mess
 #: A checkpoint is due after so many times as long as it takes to write what is left.
 SHARE = 20
 #: Bytes of records that were not acknowledged and wait in memory, after which a checkpoint is due.
-HELD_BYTES = 16 << 20
+BUFFERED_BYTES = 16 << 20
 
 
 class Record:
@@ -445,7 +445,7 @@ class Record:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.number not in self._bundle.cursor.open:
+        if self.number not in self._bundle.cursor.unsettled:
             return  # settled inside
         if error is None:
             self.ack()
@@ -464,7 +464,7 @@ class Bundle:
 
     Raises:
         ValueError: the format is unknown, or the body is a table.
-        LeaseLost, NoSuchMessage, StorageError: as of `Message.open`.
+        LeaseLost, NoSuchMessage, StorageError: as of `Message.unsettled`.
     """
 
     def __init__(
@@ -531,18 +531,18 @@ class Bundle:
                 return
             while (raw := take()) is not None:
                 if not is_held:
-                    cursor.open.clear()
+                    cursor.unsettled.clear()
                 record = new(Record)  # a call of the class takes half as long again
                 record._bundle, record.number, record.data = self, raw[0], raw[3]
                 yield record
-                if now() >= self._due_at and not cursor.open and self._settlement is not None:
+                if now() >= self._due_at and not cursor.unsettled and self._settlement is not None:
                     return self._commit()
         except OSError as error:
             raise storage_error(error, "what was not read is left, once the message is settled") from error
         except ValueError:  # RACE: a signal handler settled the message, and closed its body: no record comes any more
             if not cursor.file.closed:
                 raise
-        if not cursor.open:
+        if not cursor.unsettled:
             self._commit()
 
     def _commit(self) -> None:
@@ -552,7 +552,7 @@ class Bundle:
             return self._settle_whole()
         if not message.held:
             return
-        if self.failures >= self._config.max_record_failures and (cursor.open or cursor.next is not None):
+        if self.failures >= self._config.max_record_failures and (cursor.unsettled or cursor.next is not None):
             detail = f"{self.failures} of its records failed: that many are allowed by max_record_failures"
             message._set_aside("error", "too_many_records", {"detail": detail})
         elif cursor.next is not None and (problem := cursor.unreadable) is not None:
@@ -597,7 +597,7 @@ class Bundle:
 
     def note_failure(self) -> None:
         """Make a checkpoint due if too many records failed, or their bytes take too much memory."""
-        if self.cursor.held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
+        if self.cursor.buffered_bytes >= BUFFERED_BYTES or self.failures >= self._config.max_record_failures:
             self._due_at = 0.0
 
     def refuse(self, record: Record) -> None:
@@ -630,20 +630,20 @@ class Bundle:
 
 
 def _middle(message: Message, cursor: RecordCursor, max_bytes: int) -> tuple[int, int] | None:
-    """Return the number and the place of the record in the middle of a body; None if it has less than two."""
+    """Return the number and the first byte of the record in the middle of a body; None if it has less than two."""
     from dropq.records.formats import Unreadable
     from dropq.records.reader import RecordReader
 
     file, first = cursor.file, message._name.begins
 
-    def places() -> Iterator[tuple[int, int]]:
+    def beginnings() -> Iterator[tuple[int, int]]:
         file.seek(0)
         with suppress(Unreadable):
             for number, begin, _, _ in RecordReader(file, cursor.format, first=first, max_bytes=max_bytes):
                 yield number, begin
 
     try:
-        count = sum(1 for _ in places())
-        return next(islice(places(), (count + 1) // 2, None), None) if count > 1 else None
+        count = sum(1 for _ in beginnings())
+        return next(islice(beginnings(), (count + 1) // 2, None), None) if count > 1 else None
     finally:
         file.seek(0)

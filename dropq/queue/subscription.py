@@ -271,9 +271,9 @@ class Subscription:
 
     def _check_bundle(self, bundle: Bundle) -> None:
         """Raise BacklogReached if records of a held bundle were taken and are not settled."""
-        if (message := bundle.message).held and bundle.cursor.open:
+        if (message := bundle.message).held and bundle.cursor.unsettled:
             raise BacklogReached(
-                f"message {message.id}: {len(bundle.cursor.open)} of its records were taken and are not settled: "
+                f"message {message.id}: {len(bundle.cursor.unsettled)} of its records were taken and are not settled: "
                 "settle each record before the loop asks for the next message"
             )
 
@@ -349,7 +349,7 @@ class Subscription:
         return max(min(again, max(self._offers.settles_in, SETTLED_LOOK)), 0.001)
 
     @property
-    def _held_up(self) -> bool:
+    def _is_kept_back(self) -> bool:
         """Whether messages wait that a policy keeps back, or that somebody may still write to."""
         is_settling = self._offers.are_settling or self._sweep.settles_at > 0
         return is_settling or (self._admission is not None and self._admission.policies.must_wait)
@@ -374,7 +374,7 @@ class Subscription:
 
     def _adopt(self, claim: Claim) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
-        return self._hold(claim, self._claims, None)
+        return self._message_of(claim, self._claims, None)
 
     def _next(self, instead: Callable[[], None] | None = None) -> Message | None:
         """Try to receive, one thread at a time, and no signal handler of that thread; return None once closed."""
@@ -410,7 +410,7 @@ class Subscription:
             if taken is None:
                 self._sweep.found_nothing()
                 return None
-            return self._settled_first(taken[0]) if self._settles_first else self._hold(*taken)
+            return self._settled_first(taken[0]) if self._settles_first else self._message_of(*taken)
         while True:
             while (file := next(offers.view, None)) is not None:
                 if (self._expires or not file.plain) and offers.expire(file):
@@ -428,7 +428,7 @@ class Subscription:
                 if offers.routes.in_use and offers.route(file, claim):
                     continue
                 if not self._settles_first:
-                    return self._hold(claim, self._claims, file)
+                    return self._message_of(claim, self._claims, file)
                 if (message := self._settled_first(claim)) is not None:
                     return message
             if not offers.more(listings):
@@ -463,7 +463,7 @@ class Subscription:
         """Return the owner of the next claim: no two claims of any processes have the same."""
         return next(self._owners)
 
-    def _hold(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
+    def _message_of(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
         """Return a claimed message, which counts as held; `file` is how it waited, if it did."""
         if file is None or file.filename != claim.own_name:
             file = self._context.sidecars.file(claim.filename)

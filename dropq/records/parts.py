@@ -46,7 +46,7 @@ def copy_part(
 
 
 def _copy(source: IO[bytes], target: IO[bytes], begin: int, end: int | None) -> None:
-    """Copy the bytes between two places of a file, or to its end."""
+    """Copy the bytes between two offsets of a file, or to its end."""
     source.seek(begin)
     while end is None or begin < end:
         data = source.read(BLOCK if end is None else min(BLOCK, end - begin))

@@ -1,7 +1,7 @@
 """Takes a body apart into its records, in memory that does not grow with the body.
 
 Invariant: for each record, the body has its bytes from `begin` to `end`; those of a frame include its length. Between
-two records lie only line feeds and empty lines, rows or frames, so these places are enough to copy parts of the body.
+two records lie only line feeds and empty lines, rows or frames, so these offsets are enough to copy parts of the body.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class RecordReader:
         """Yield each record, in order, or raise Unreadable."""
         return self._frames() if self._format == "frames" else self._lines()
 
-    def _unreadable(self, place: int, problem: str, number: int | None = None) -> Unreadable:
+    def _unreadable(self, offset: int, problem: str, number: int | None = None) -> Unreadable:
         """Return the error about a record; without a number it is about the header, so that all is unreadable."""
         if number is None:
-            return Unreadable(f"the header at byte {place} {problem}", number=self.following, byte=0)
-        return Unreadable(f"record {number} at byte {place} {problem}", number=number, byte=place)
+            return Unreadable(f"the header at byte {offset} {problem}", number=self.following, byte=0)
+        return Unreadable(f"record {number} at byte {offset} {problem}", number=number, byte=offset)
 
     # -- lines and rows --------------------------------------------------------------------------------------------
 
@@ -91,9 +91,9 @@ class RecordReader:
         while line and is_empty(line.removesuffix(b"\n")) and len(before) <= self._max:
             before += line
             line = self._file.readline(self._max + 1)
-        place = len(self.head) + len(before)
+        offset = len(self.head) + len(before)
         if not is_closed(line):
-            line = self._whole_row(line, place)
+            line = self._whole_row(line, offset)
         row = line.removesuffix(b"\n")
         if len(before) + len(row) > self._max:
             problem = self._too_long()
@@ -103,7 +103,7 @@ class RecordReader:
             problem = "has a carriage return without a line feed outside of quotes: rows end with line feeds"
         else:
             return bytes(before) + line
-        raise self._unreadable(place, problem)
+        raise self._unreadable(offset, problem)
 
     def _whole_row(self, line: bytes, begin: int, number: int | None = None) -> bytes:
         """Return the row that begins with a line in which a quote is left open; without a number it is the header."""

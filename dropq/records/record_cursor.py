@@ -1,7 +1,7 @@
 """The record cursor: which records the holder of a bundle has taken, and what became of each.
 
 Nothing of this is on disk until the bundle is settled, by one commit. A record is known by its number. Each record that
-was taken is open until it is settled; any thread may settle it, in any order.
+was taken is unsettled until a verb settles it; any thread may do so, in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dropq.storage.failures import storage_error
 #: Bytes of records that are read ahead.
 AHEAD = 64 << 10
 #: Where a record begins and ends in its body.
-Place = tuple[int, int]
+Span = tuple[int, int]
 
 
 class Fate(NamedTuple):
@@ -42,7 +42,7 @@ class Fate(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A record that was settled and not acknowledged, with its place, its bytes, and what becomes of it."""
+    """A record that was settled and not acknowledged: where it begins and ends, its bytes, what becomes of it."""
 
     begin: int
     end: int
@@ -65,22 +65,22 @@ class RecordCursor:
     def __init__(self, file: IO[bytes], body_format: str, *, first: int = 1, max_bytes: int = MAX_RECORD_BYTES) -> None:
         self.file = file
         self.format = body_format
-        self._current: RawRecord | None = None  # the last that was taken, while it is the only one that is open
-        self._open = OrderedDict[int, RawRecord]()  # a dict looks long for its first entry where many were removed
+        self._current: RawRecord | None = None  # the last that was taken, while it is the only unsettled one
+        self._unsettled = OrderedDict[int, RawRecord]()  # a dict looks long for its first entry where many were removed
         self.others: dict[int, Settled] = {}
-        self.acked = self.failed = self.held_bytes = 0
+        self.acked = self.failed = self.buffered_bytes = 0
         self._unreadable: Unreadable | None = None
         self._reader = RecordReader(file, body_format, first=first, max_bytes=max_bytes)
         self._records = iter(self._reader)
         self._ahead = deque[RawRecord]()
         self._ended = False
-        self._late: dict[int, Place] = {}  # acknowledged behind one that is open
+        self._late: dict[int, Span] = {}  # acknowledged behind an unsettled one
         self._first_acked: tuple[int, int] = 0, 0  # number, begin
         self._last_acked = 0  # end
         self._last: RawRecord = first, 0, 0, b""  # that was taken
         self._reads = False
         self._failed: OSError | None = None
-        self._process = os.getpid()  # a child after a fork would move its parent's place in the file
+        self._process = os.getpid()  # a child after a fork would move its parent's position in the file
         self._frozen = 0
         # A signal handler may settle the message while its own thread takes, or settles, a record. So the lock lets
         # that thread in again, and each step below leaves a state from which nothing is lost: at worst a record is both
@@ -111,29 +111,29 @@ class RecordCursor:
         return self._reader.head
 
     def take(self) -> RawRecord | None:
-        """Take the next record, which is open from then on; return None at the end, or where the rest is unreadable."""
+        """Take the next record, which is then unsettled; return None at the end, or where the rest is unreadable."""
         if self._frozen or not (self._ahead or self._read_to_take()):
             return None
         if self._current is not None:
             self._move_current()
-        # RACE: with a thread, or a signal handler, that settles the message. The record is open before it is not ahead
-        # any more, and `left` looks ahead first. So it is seen in one of them.
+        # RACE: with a thread, or a signal handler, that settles the message. The record is unsettled before it
+        # is not ahead any more, and `left` looks ahead first. So it is seen in one of them.
         self._current = self._last = record = self._ahead[0]
         self._ahead.popleft()
         return record
 
     @property
-    def open(self) -> OrderedDict[int, RawRecord]:
+    def unsettled(self) -> OrderedDict[int, RawRecord]:
         """The records that were taken and are not settled, by number, in order."""
         if self._current is not None:
             self._move_current()
-        return self._open
+        return self._unsettled
 
     def _move_current(self) -> None:
-        """Let the last record that was taken be one of several that are open."""
+        """Let the last record that was taken be one of several unsettled ones."""
         with self._lock:  # RACE: with a thread that settles it
             if (record := self._current) is not None:
-                self._open[record[0]] = record
+                self._unsettled[record[0]] = record
                 self._current = None
 
     def _read_to_take(self) -> bool:
@@ -175,7 +175,7 @@ class RecordCursor:
 
     @property
     def next(self) -> tuple[int, int] | None:
-        """The number and the place of what comes after the records that were taken; None if nothing does."""
+        """The number and the beginning of what comes after the records that were taken; None if nothing does."""
         with self._lock:
             if self._ahead or (not self._reads and self._read()):
                 number, begin, _, _ = self._ahead[0]
@@ -209,44 +209,44 @@ class RecordCursor:
         return self.acked > 0 or bool(self.others)
 
     def ack(self, number: int) -> bool:
-        """Acknowledge an open record; return False if it is not open, or the bundle is being settled."""
+        """Acknowledge an unsettled record; return False for any other, or if the bundle is being settled."""
         with self._lock:
             record = self._current
-            # Most loops settle each record before they take the next. Then no other is open, and it ends what is acked.
-            if record is not None and record[0] == number and not self._open and not self._frozen:
+            # Most loops settle each record before they take the next: no other is unsettled, and it ends what is acked.
+            if record is not None and record[0] == number and not self._unsettled and not self._frozen:
                 if not self.acked:
                     self._first_acked = number, record[1]
                 self._last_acked = record[2]
                 self.acked += 1
                 self._current = None
                 return True
-            opened = self.open
-            record = opened.get(number)
+            unsettled = self.unsettled
+            record = unsettled.get(number)
             if record is None or self._frozen:
                 return False
             _, begin, end, _ = record
-            if len(opened) > 1 and number != next(iter(opened)):
+            if len(unsettled) > 1 and number != next(iter(unsettled)):
                 self._late[number] = begin, end
             if not self.acked or number < self._first_acked[0]:
                 self._first_acked = number, begin
             if end > self._last_acked:
                 self._last_acked = end
             self.acked += 1
-            opened.pop(number, None)  # a signal handler may have been quicker
-            if self._late and not opened:
+            unsettled.pop(number, None)  # a signal handler may have been quicker
+            if self._late and not unsettled:
                 self._late.clear()
             return True
 
     def settle(self, number: int, data: bytes, fate: Fate) -> bool:
-        """Settle an open record without an ack; return False if it is not open, or the bundle is being settled."""
+        """Settle an unsettled record without an ack; return False for any other, or if the bundle is being settled."""
         with self._lock:
-            record = self.open.get(number)
+            record = self.unsettled.get(number)
             if record is None or self._frozen:
                 return False
             self.others[number] = Settled(record[1], record[2], data, fate)
-            self.held_bytes += len(data)
+            self.buffered_bytes += len(data)
             self.failed += fate.verb != "nack"
-            del self.open[number]
+            del self.unsettled[number]
             return True
 
     @contextmanager
@@ -270,24 +270,24 @@ class RecordCursor:
             raise
         self.file.close()
 
-    def left(self) -> tuple[int, int, list[Place]] | None:
-        """Return where the rest begins, by number and place, and the places settled in it; None without a rest."""
+    def left(self) -> tuple[int, int, list[Span]] | None:
+        """Return where the rest begins, by number and byte, and the spans settled in it; None without a rest."""
         nearest = self.next  # first, as `take` says
         with self._lock:
-            first = list(self.open.values())[:1]  # at once, as another thread may be taking a record
+            first = list(self.unsettled.values())[:1]  # at once, as another thread may be taking a record
             begin = (first[0][0], first[0][1]) if first else nearest
             if begin is None:
                 return None
-            settled = [place for number, place in self._late.items() if number > begin[0]]
+            settled = [span for number, span in self._late.items() if number > begin[0]]
             settled += [(each.begin, each.end) for number, each in self.others.items() if number > begin[0]]
             return *begin, sorted(settled)
 
-    def acknowledged(self) -> tuple[int, int, int, list[Place]] | None:
-        """Return what was acknowledged: its first number, its two ends, and the places of all else in it; else None."""
+    def acknowledged(self) -> tuple[int, int, int, list[Span]] | None:
+        """Return what was acknowledged: its first number, its two ends, and the spans of all else in it; else None."""
         with self._lock:
             if not self.acked:
                 return None
             (number, begin), end = self._first_acked, self._last_acked
-            others = [(record[1], record[2]) for record in list(self.open.values())]
+            others = [(record[1], record[2]) for record in list(self.unsettled.values())]
             others += [(each.begin, each.end) for each in self.others.values()]
-            return number, begin, end, sorted(place for place in others if begin < place[0] < end)
+            return number, begin, end, sorted(span for span in others if begin < span[0] < end)

@@ -29,7 +29,7 @@ from dropq.lifecycle.processing import lost, move_out
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.records.formats import pack
 from dropq.records.parts import copy_part
-from dropq.records.record_cursor import Fate, Place, RecordCursor, Settled
+from dropq.records.record_cursor import Fate, RecordCursor, Settled, Span
 from dropq.staging.fan_out import settle
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
@@ -42,11 +42,11 @@ STEP = 8 << 20
 
 
 class Copied(NamedTuple):
-    """A part of the body that is copied: from a place to a place, but for the places that become empty."""
+    """A part of the body that is copied: from a byte to a byte, but for the spans that become empty."""
 
     begin: int
     end: int | None
-    empty: list[Place]
+    empty: list[Span]
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class RecordSettlement(Settlement):
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
         """Cut a bundle in two, as a holder died over it, and no record was settled: each half waits for its first try.
 
-        The later half begins with the record at `at`, its number and place; `first` is the number of the first record.
+        The later half begins with the record at `at`, its number and first byte; `first` is the first record's number.
         """
-        number, place = at
+        number, begin = at
         with self._frozen(claim):
             if self._is_changed(claim):
                 return self._claims.set_changed_aside(claim)
             name = naming.counted(self.context, claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
             name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
-            own = replace(name, first=_told(number), copy=names.copy_mark(name))
-            earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, place, []))
-            later = Part(Goes(own, "target"), Copied(place, None, []))
+            own = replace(name, first=_capped(number), copy=names.copy_mark(name))
+            earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, begin, []))
+            later = Part(Goes(own, "target"), Copied(begin, None, []))
             return self._settle_as(claim, [earlier, later], heir=later)
 
     # -- where a record, or what is left, goes -------------------------------------------------------------------
@@ -154,7 +154,7 @@ class RecordSettlement(Settlement):
     def _only_record(self) -> Settled | None:
         """Return the one record of a body that has no other, if it was settled without an ack."""
         cursor = self.cursor
-        if not cursor.acked and not cursor.open and len(cursor.others) == 1 and cursor.next is None:
+        if not cursor.acked and not cursor.unsettled and len(cursor.others) == 1 and cursor.next is None:
             return next(iter(cursor.others.values()))
         return None
 
@@ -186,11 +186,13 @@ class RecordSettlement(Settlement):
         assert left is not None
         number, begin, empty = left
         name = self._kept_in_order(claim, rest.name)
-        goes = rest._replace(name=replace(name, first=_told(number), via=name.via if rest.state in WAITING else ""))
+        goes = rest._replace(name=replace(name, first=_capped(number), via=name.via if rest.state in WAITING else ""))
         heir = Part(goes, Copied(begin, None, empty))
         if acked is not None and self.context.config.history:
             number, begin, end, empty = acked
-            name = replace(self._kept_in_order(claim, naming.counted(self.context, claim)), first=_told(number), via="")
+            name = replace(
+                self._kept_in_order(claim, naming.counted(self.context, claim)), first=_capped(number), via=""
+            )
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         return self._settle_as(claim, [*parts, heir], heir=heir)
 
@@ -218,7 +220,7 @@ class RecordSettlement(Settlement):
             reason=name.reason,
             copied=name.copied,
             copy=self._copy_mark(name),
-            record=_told(number),
+            record=_capped(number),
         )
         body = pack(self.cursor.format, [settled.data], head=self.cursor.head)
         return Part(self._goes(name, settled.fate), body)
@@ -301,7 +303,7 @@ class RecordSettlement(Settlement):
     def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> int:
         """Copy a part of the body to a new file; return the bytes that it has."""
         cursor = self.cursor
-        file, place, fd = cursor.file, cursor.file.tell(), self.context.storage.create(path)
+        file, offset, fd = cursor.file, cursor.file.tell(), self.context.storage.create(path)
         try:
             with open(fd, "wb", closefd=False) as target:
                 step = _Steps(target, lambda: self._renew(claim))
@@ -316,7 +318,7 @@ class RecordSettlement(Settlement):
             raise OSError(errno.EIO, f"{error}; {BODY_CHANGED}", claim.path) from error
         finally:
             os.close(fd)
-            file.seek(place)
+            file.seek(offset)
         self.context.storage.await_whole(path, size)
         return size
 
@@ -331,7 +333,7 @@ def _how(fate: Fate) -> HowReturned:
     return {"cancel": True, "delay": fate.delay} if fate.verb == "nack" else {"failure": fate.said}
 
 
-def _told(number: int) -> int:
+def _capped(number: int) -> int:
     """Return the number of a record as a name has it, in which the largest number stands for all beyond."""
     return min(number, LARGEST)
 

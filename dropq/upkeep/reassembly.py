@@ -227,7 +227,7 @@ def _write_empty(body: IO[bytes], body_format: str, count: int) -> None:
         count -= GAP
 
 
-#: The next record of a part: its number and bytes, the place of the part, and its other records.
+#: The next record of a part: its number and bytes, the index of the part, and its other records.
 _Next = tuple[int, bytes, int, Iterator[tuple[int, bytes]]]
 
 
@@ -237,19 +237,19 @@ def _in_order(folder: str, parts: Sequence[Part], heads: dict[str, bytes]) -> It
     heap: list[_Next] = []
     while upcoming or heap:
         while upcoming and (not heap or upcoming[0][1].number <= heap[0][0]):
-            place, part = upcoming.popleft()
-            _push(heap, place, _records(folder, part, parts[0], heads))
+            index, part = upcoming.popleft()
+            _push(heap, index, _records(folder, part, parts[0], heads))
         if heap:
-            number, data, place, rest = heapq.heappop(heap)
-            yield number, data, parts[place]
-            _push(heap, place, rest)
+            number, data, index, rest = heapq.heappop(heap)
+            yield number, data, parts[index]
+            _push(heap, index, rest)
 
 
-def _push(heap: list[_Next], place: int, records: Iterator[tuple[int, bytes]]) -> None:
+def _push(heap: list[_Next], index: int, records: Iterator[tuple[int, bytes]]) -> None:
     """Add the next record of a part to the heap, if it has one."""
     found = next(records, None)
     if found is not None:
-        heapq.heappush(heap, (*found, place, records))
+        heapq.heappush(heap, (*found, index, records))
 
 
 def _records(folder: str, part: Part, first: Part, heads: dict[str, bytes]) -> Iterator[tuple[int, bytes]]:

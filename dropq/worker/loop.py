@@ -296,7 +296,7 @@ class Worker:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        return idle and not taken and (self._stopping or (self._until_empty and not self._sources.held_up))
+        return idle and not taken and (self._stopping or (self._until_empty and not self._sources.is_kept_back))
 
     def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""

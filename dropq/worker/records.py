@@ -61,7 +61,7 @@ class Run:
             return
         cursor, seconds = bundle.cursor, time.monotonic() - self.taken.since
         is_acked = message.state in ("processed", "removed")
-        acked = cursor.acked + (len(cursor.open) if self.by_handler and is_acked else 0)
+        acked = cursor.acked + (len(cursor.unsettled) if self.by_handler and is_acked else 0)
         if not self.was_held:
             acked -= len(self.notes)
             for why, took in self.notes.values():
@@ -206,7 +206,7 @@ class RecordWorker(Worker):
                     return "failed", why
                 if not run.was_held:  # nothing can be given back
                     settle = record.ack
-            if record.number in bundle.cursor.open:
+            if record.number in bundle.cursor.unsettled:
                 settle()
         return None, ""
 

@@ -72,9 +72,9 @@ class Sources:
         return min(each._next_attempt for each in self._subscriptions)
 
     @property
-    def held_up(self) -> bool:
+    def is_kept_back(self) -> bool:
         """Whether waiting messages are kept back, though not for messages that only another run takes.
 
         A barrier may wait for messages that came back in this run.
         """
-        return any(each._held_up and not each._waits_for_passed_over for each in self._subscriptions)
+        return any(each._is_kept_back and not each._waits_for_passed_over for each in self._subscriptions)

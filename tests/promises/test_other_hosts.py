@@ -416,7 +416,7 @@ def test_a_limit_counts_what_another_host_holds(
         list(reading.files_in(queue.layout.processing))  # this host keeps that listing
         with client.elsewhere():
             held = take_from(other, b"a")
-        assert one.receive() is None and one._held_up
+        assert one.receive() is None and one._is_kept_back
         with client.elsewhere():
             held.ack()
             other.close()
@@ -431,7 +431,7 @@ def test_a_limit_counts_a_claim_that_is_renewed_between_its_listing_and_a_look_a
     with queue.subscribe(lease_period="1h") as one, reopened(queue).subscribe() as other:
         assert one.receive() is not None
         monkeypatch.setattr(reading, "listing", lambda folder: Scanned(map(Renamed, os.scandir(folder))))
-        assert other.receive() is None and other._held_up
+        assert other.receive() is None and other._is_kept_back
 
 
 def test_a_turn_is_left_to_who_waits_on_another_host(made: Callable[..., Queue], client: Client) -> None:
@@ -442,7 +442,7 @@ def test_a_turn_is_left_to_who_waits_on_another_host(made: Callable[..., Queue],
         assert waits.receive() is None
         queue.send(b"a")
         with client.here():
-            assert by_the_way.receive() is None and by_the_way._held_up
+            assert by_the_way.receive() is None and by_the_way._is_kept_back
         take_from(waits, b"a")
 
 

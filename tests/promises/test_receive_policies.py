@@ -29,14 +29,14 @@ def test_who_finds_an_empty_queue_waits_for_news_and_who_finds_it_full_looks_for
     queue = make_queue(tmp_path, max_backlog=1)
     with queue.subscribe() as one:
         assert one.receive() is None
-        assert (one._held_up, one._next_attempt > 2 * RECHECK) == (False, True)
+        assert (one._is_kept_back, one._next_attempt > 2 * RECHECK) == (False, True)
         queue.send_many([b"a", b"b"])
         held = take(reopened(queue))
         assert one.receive() is None
-        assert (one._held_up, one._next_attempt <= RECHECK) == (True, True)
+        assert (one._is_kept_back, one._next_attempt <= RECHECK) == (True, True)
         held.ack()
         assert one.receive() is not None
-        assert one._held_up is False
+        assert one._is_kept_back is False
 
 
 def test_who_does_not_get_the_lock_looks_again_soon(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_who_does_not_get_the_lock_looks_again_soon(tmp_path: Path) -> None:
         with open(base(queue) / ".dropq" / "lock") as stranger:
             fcntl.flock(stranger, fcntl.LOCK_EX)
             assert one.receive() is None
-            assert (one._held_up, one._next_attempt <= RECHECK) == (True, True)
+            assert (one._is_kept_back, one._next_attempt <= RECHECK) == (True, True)
         assert one.receive() is not None
 
 
@@ -76,7 +76,7 @@ def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path) -> 
         queue.send_many([b"b", b"c"])
         assert other.receive() is not None
         assert other.receive() is None  # it is the other's turn
-        assert (other._held_up, other._next_attempt <= TURN_RECHECK) == (True, True)
+        assert (other._is_kept_back, other._next_attempt <= TURN_RECHECK) == (True, True)
 
 
 # -- among consumers -----------------------------------------------------------------------------------------
