@@ -337,18 +337,18 @@ def script() -> tuple[str, str]:
 def install() -> list[str]:
     """Write the script of the shell that runs this command; return sentences on where it is, and how to load it."""
     name, text = script()
-    place, startup = _places(name)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
+    path, startup = _paths(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
     if startup is None:
-        return [f"The completion for fish is in {place}; fish loads it by itself, in this terminal, too."]
-    load = _loading(place)
+        return [f"The completion for fish is in {path}; fish loads it by itself, in this terminal, too."]
+    load = _loading(path)
     before = _text_of(startup)
     if load not in before.splitlines():
         with startup.open("a") as file:
             file.write(f"{'' if not before or before.endswith(chr(10)) else chr(10)}{load}\n")
     return [
-        f"The completion for {name} is in {place}, and {startup} loads it in each new terminal.",
+        f"The completion for {name} is in {path}, and {startup} loads it in each new terminal.",
         f"To load it in this one: {load}",
     ]
 
@@ -357,18 +357,18 @@ def uninstall() -> list[str]:
     """Remove what `install` wrote, for every shell; return a sentence on each thing that was removed."""
     removed: list[str] = []
     for name in SHELLS:
-        place, startup = _places(name)
-        if startup is not None and _loading(place) in (lines := _text_of(startup).split("\n")):
-            kept = "\n".join(line for line in lines if line != _loading(place))
+        path, startup = _paths(name)
+        if startup is not None and _loading(path) in (lines := _text_of(startup).split("\n")):
+            kept = "\n".join(line for line in lines if line != _loading(path))
             startup.write_bytes(os.fsencode(kept))
             removed.append(f"{startup} does not load the completion for {name} any more.")
-        if place.exists():
-            place.unlink()
-            removed.append(f"{place} is removed.")
+        if path.exists():
+            path.unlink()
+            removed.append(f"{path} is removed.")
     return removed or ["No completion is installed: nothing was changed."]
 
 
-def _places(shell: str) -> tuple[Path, Path | None]:
+def _paths(shell: str) -> tuple[Path, Path | None]:
     """Return where the script of a shell lies, and the file in which a line loads it; fish needs no line."""
     home = Path.home()
     if shell == "fish":
@@ -379,11 +379,11 @@ def _places(shell: str) -> tuple[Path, Path | None]:
     return data / f"dropq/completion.{shell}", startup
 
 
-def _loading(place: Path) -> str:
+def _loading(path: Path) -> str:
     """Return the line by which a shell loads a script."""
     from shlex import quote
 
-    return f"source {quote(str(place))}"
+    return f"source {quote(str(path))}"
 
 
 def _text_of(file: Path) -> str:

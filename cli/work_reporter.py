@@ -78,7 +78,7 @@ class WorkReporter(Reporter):
         with self._lock:
             self._counts[handled.outcome] += handled.records or 1
             if handled.outcome != "acked" and handled.state in (*WITH_REASON, DEAD_LETTER):
-                self._set_aside[handled.place] += 1
+                self._set_aside[handled.location] += 1
             if self._bar is not None and handled.part is None:
                 self._bar.advance(self._bar.task_ids[0])
             # Under the lock: two threads that print at once may mix their lines.

@@ -176,7 +176,7 @@ def check_file(path: str) -> list[str]:
     if base == "dropq.toml" or (base != "queue.toml" and {_snake(key) for key in table} & _ROOT_ONLY):
         _, problems = _build_root(table, path)
         return problems + (_letter_problems_of_root(table, path) if base == "dropq.toml" else [])
-    root_folder, name, layout = _place_of(os.path.abspath(path))
+    root_folder, name, layout = _location_of(os.path.abspath(path))
     root, root_file = RootConfig(), os.path.join(root_folder, "dropq.toml")
     if layout is None or not os.path.exists(root_file):
         entries, problems = _queue_entries(None if layout is None else root, root_file, table, path, name=None)
@@ -192,7 +192,7 @@ def check_file(path: str) -> list[str]:
     return [problem.replace(layout.config_file, path) for problem in problems + _build(entries)[1]]
 
 
-def _place_of(path: str) -> tuple[str, str, QueueLayout | None]:
+def _location_of(path: str) -> tuple[str, str, QueueLayout | None]:
     """Return the folder that is the root of a queue.toml, and the queue's address and layout there, by the path."""
     folder, base = os.path.split(path)
     above, topics, below = folder.rpartition(f"/{TOPIC_ROOT}/")
@@ -243,8 +243,8 @@ def _read(path: str) -> dict[str, object] | None:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: this is not UTF-8, as TOML must be") from error
     except ValueError as error:
-        place = re.search(r"at line (\d+)", str(error))
-        line = int(place[1]) if place else data.count(b"\n") + 1
+        match = re.search(r"at line (\d+)", str(error))
+        line = int(match[1]) if match else data.count(b"\n") + 1
         written = _BARE_PERIOD.match(data.decode("utf-8-sig").split("\n")[line - 1])
         hint = f'; a duration stands in quotes: {written[1]} = "{written[2]}"' if written else ""
         raise ConfigError(f"{path}: line {line}: this is not valid TOML ({error}){hint}") from error
@@ -534,13 +534,13 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
     """Return a problem for each pair of keys that exclude each other."""
     active = {key: entry for key, entry in entries.items() if entry.value is not None}
     problems = [
-        f"{_both_places(active[first], active[second])} cannot both be set: {why}"
+        f"{_both_entries(active[first], active[second])} cannot both be set: {why}"
         for first, second, why in _FORBIDDEN
         if first in active and second in active
     ]
     if "barrier_expression" in active and "semantics" in active and active["semantics"].value == "at-most-once":
         why = "a barrier is held until it is acknowledged"
-        problems.append(f"{_both_places(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
+        problems.append(f"{_both_entries(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
     return problems + _view_problems(active.get("underlying_topic"), active.get("default_publish_target"))
 
 
@@ -569,7 +569,7 @@ def _raise_problems(problems: list[str]) -> None:
 # The texts of errors, and TOML.
 
 
-def _both_places(first: _Entry, second: _Entry) -> str:
+def _both_entries(first: _Entry, second: _Entry) -> str:
     if first.source == second.source:
         return f"{first.source}: {first.spelling} and {second.spelling}"
     return f"{first.source}: {first.spelling}, and {second.source}: {second.spelling},"

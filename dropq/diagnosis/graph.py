@@ -150,7 +150,7 @@ class _Listing:
             yield "senders wait for its write-lock"
         if "full" in refusals:
             yield f"full: max_unprocessed is {context.config.max_unprocessed}"
-        if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_holds()):
+        if context.layout.is_topic and counts.get("target") and (why := Distributor(context).what_blocks()):
             yield f"{count_of(counts['target'])} not distributed: {why}"
 
     def _leaving(self, context: QueueContext, counts: dict[str, int]) -> None:

@@ -351,7 +351,7 @@ class _Snapshot:
         if age is None or self._pause:
             return
         text = f"a message has waited for {_duration(age)} to be distributed"
-        if why := Distributor(self._context).what_holds():
+        if why := Distributor(self._context).what_blocks():
             yield Reason("undistributed", f"{text}: {why}", age)
         elif age > limit:
             text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"

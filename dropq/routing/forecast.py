@@ -70,7 +70,7 @@ class Whereabouts:
                     self._on_the_way.update(vias_in_transit(layout))
         return self._known[address]
 
-    def told(self, spent: dict[Via, Credit]) -> str:
+    def in_words(self, spent: dict[Via, Credit]) -> str:
         """Return in words which queues hold the messages of these credits."""
         lying = self.of(spent)
         lost = lying.pop("", 0)
@@ -105,8 +105,8 @@ class Forecast(Planner):
             return ""
         if one.foreseen:
             return TAKEN_BEFORE
-        held = self._whereabouts.told(self._whereabouts.spent_by(self._context, one.selector.token))
-        return f"{out}: {held}" if held else out
+        whereabouts = self._whereabouts.in_words(self._whereabouts.spent_by(self._context, one.selector.token))
+        return f"{out}: {whereabouts}" if whereabouts else out
 
 
 def way_here(context: QueueContext, file: MessageFile) -> str:

@@ -55,7 +55,7 @@ class Mover:
         self._lock = PolicyLock(context)
         self._owners = router_claims()
         self.moved: Counter[str] = Counter()
-        self.held_by = ""
+        self.blocked_by = ""
 
     def refresh(self) -> None:
         """Read the selectors again."""
@@ -76,7 +76,7 @@ class Mover:
         Raises:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
         """
-        self.held_by = ""
+        self.blocked_by = ""
         if not self.selectors.for_waiting:
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
@@ -97,7 +97,7 @@ class Mover:
             return self._copy(file, plan)
         if plan.why == "set-aside":
             return self._set_aside(file, plan)
-        self.held_by = plan.detail
+        self.blocked_by = plan.detail
         return False
 
     def _try(self, file: MessageFile, one: InUse, destination: Destination) -> bool | str:
@@ -165,7 +165,7 @@ class Mover:
             with context.error_context("the message stays in target/"):
                 mark = own_mark(context)
         except DropqError as error:
-            self.held_by = f"its copies wait: {error}"
+            self.blocked_by = f"its copies wait: {error}"
             return False
         claim = claims.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:

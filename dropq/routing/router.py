@@ -167,7 +167,7 @@ class Router:
                         stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)
-                if not tries_all and self._mover.held_by and self._is_out_of_credit():
+                if not tries_all and self._mover.blocked_by and self._is_out_of_credit():
                     again.extendleft(reversed(stayed))
                     self._rest = again  # those behind it need not be tried now
                     break

@@ -139,7 +139,7 @@ class DestinationFolder:
         finally:
             os.close(folder)
 
-    def is_in_place(self, root: str) -> bool:
+    def is_there(self, root: str) -> bool:
         """Return whether its path still leads to its folder."""
         try:
             if self._folder is None:  # nothing keeps another folder from having its inode
@@ -177,8 +177,8 @@ def take_each(
     folders = [(part, destination._folder) for part, destination in zip(parts, destinations, strict=True)]
     here = [(part, folder) for part, folder in folders if folder is not None]
     left = [part for part, folder in folders if folder is None]
-    placed, into = [part for part, _ in here], [folder for _, folder in here]
-    return left + storage.rename_each_exclusive(at, placed, into, f"target/{name}")
+    files, into = [part for part, _ in here], [folder for _, folder in here]
+    return left + storage.rename_each_exclusive(at, files, into, f"target/{name}")
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -2,7 +2,7 @@
 
 A publisher, a consumer of a receiver, a sweep or a router may distribute, any number at once: the claim decides which
 process does. A distributor asks for filters and room before the claim, and again after it for receivers that are new
-then. A message that cannot be distributed now holds the topic, so that messages arrive in order: later ones wait, too.
+then. A message that cannot be distributed now blocks the topic, so that messages arrive in order: later ones wait, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Distributor:
         #: How many messages went to which route until now.
         self.routed: Counter[str] = Counter()
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
-        self.held_by = ""
+        self.blocked_by = ""
         #: When the first of the files settles that the last run left out, in ms since 1970; 0 if it left out no file.
         self.settles_at = 0
 
@@ -147,22 +147,22 @@ class Distributor:
         until = None if patience is None else began + patience
         mine = claim
         while True:
-            held = False
+            blocked = False
             try:
                 if mine is not None:
-                    return self._held_to(mine, self.context.layout.working, body, [], [])
+                    return self._share_out_or_release(mine, self.context.layout.working, body, [], [])
                 self.run()  # what waits before it goes first
-                held = bool(self.held_by)
+                blocked = bool(self.blocked_by)
             except Unavailable as error:
-                self._hold(str(error))
-                held = True
+                self._block(str(error))
+                blocked = True
             except LeaseLost:
                 pass  # RACE: a sweep took this process for dead: somebody else distributes it, or this process again
             mine = None
             if not self._is_on_its_way(file):
                 return reading.exists(self.context.layout.processing)  # RACE: a delete may have taken the topic away
-            held = held or self._is_paused()
-            last = until if held else max(began + OTHERS, until or 0)
+            blocked = blocked or self._is_paused()
+            last = until if blocked else max(began + OTHERS, until or 0)
             left = 0 if last is None else last - time.monotonic()
             if left <= 0:
                 return False
@@ -195,7 +195,7 @@ class Distributor:
     # -- all that waits ----------------------------------------------------------------------------------------------
 
     def run(self, *, stopped: Callable[[], bool] = bool) -> int:
-        """Distribute what waits, in order, until a message holds the topic; return how many were distributed.
+        """Distribute what waits, in order, until a message blocks the topic; return how many were distributed.
 
         `stopped` says whether to end after the message at hand.
 
@@ -206,7 +206,7 @@ class Distributor:
         if self._is_paused():
             return 0
         count, again = 0, False
-        self.held_by = ""
+        self.blocked_by = ""
         with self.context.error_context("what waits is distributed later"):
             view = view_of(self.context, depth=self.context.timing.view_depth)
             view.refresh()
@@ -225,7 +225,7 @@ class Distributor:
                 except Unavailable as error:
                     if not reading.exists(f"{self.context.layout.target}/{file.filename}"):
                         continue  # RACE: another distributor claimed it, and its body could not be read here any more
-                    self._hold(str(error))
+                    self._block(str(error))
                     break
                 if self._is_paused():
                     break
@@ -249,14 +249,14 @@ class Distributor:
         text = f"the next publisher, consumer of a receiver, or `dropq sweep {quote(self.context.name)}` distributes it"
         return Decision(True, "ready", text, tuple(receiver.address for receiver in chosen))
 
-    def what_holds(self) -> str:
+    def what_blocks(self) -> str:
         """Return why the first message that waits cannot be distributed now; "" if it can, or no message waits."""
         first = next(view_of(self.context).files(), None)
         found = None if first is None else self.decide(first)
         return "" if found is None or found.allowed else found.detail
 
-    def _hold(self, why: str) -> None:
-        self.held_by = why
+    def _block(self, why: str) -> None:
+        self.blocked_by = why
         now = time.monotonic()
         if now - self._warned.get(why, -WARN_EVERY) >= WARN_EVERY:
             self._warned[why] = now
@@ -296,11 +296,11 @@ class Distributor:
         if claim is None:
             return None
         try:
-            return self._held_to(claim, self.context.layout.target, None, asked, chosen)
+            return self._share_out_or_release(claim, self.context.layout.target, None, asked, chosen)
         except LeaseLost:
             return None  # RACE: a sweep took this process for dead: somebody else distributes it
 
-    def _held_to(
+    def _share_out_or_release(
         self,
         claim: Claim,
         came_from: str,

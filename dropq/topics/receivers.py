@@ -138,7 +138,7 @@ class Receivers:
         noted = self._noted.names()
         names = view_names(noted) if noted else []
         closed = [receiver.destination for receiver in self._receivers or () if not receiver.destination.is_open]
-        stand = all(destination.is_in_place(self._topic.root.layout.path) for destination in closed)
+        stand = all(destination.is_there(self._topic.root.layout.path) for destination in closed)
         if self._receivers is not None and not refreshes and not names and found == self._found and stand:
             return self._receivers
         self._receivers = None
@@ -160,7 +160,7 @@ class Receivers:
                 ):
                     if SubscriptionName.of(name) is None:
                         continue
-                    receiver = self._opened(f"{topic}/{name}")
+                    receiver = self._receiver(f"{topic}/{name}")
                 if receiver is None:
                     lasting = False
                 else:
@@ -180,7 +180,7 @@ class Receivers:
         return receivers
 
     def _stands(self, receiver: Receiver) -> bool:
-        return receiver.destination.is_open or receiver.destination.is_in_place(self._topic.root.layout.path)
+        return receiver.destination.is_open or receiver.destination.is_there(self._topic.root.layout.path)
 
     def _refuse_undecided(self, found: list[list[reading.Subfolder]]) -> None:
         """Raise Unavailable while a subscription that was taken away may come back, and get what is published.
@@ -202,7 +202,7 @@ class Receivers:
             receiver = self._views.get(name)
             if receiver is not None and refreshes and not receiver.is_current:
                 receiver = None
-            if receiver is None or not receiver.destination.is_in_place(self._topic.root.layout.path):
+            if receiver is None or not receiver.destination.is_there(self._topic.root.layout.path):
                 receiver = self._view(name)
             topics = None if receiver is None else receiver.context.config.underlying_topic
             if receiver is not None and topics is not None:
@@ -224,7 +224,7 @@ class Receivers:
         """
         topic = self._topic
         try:
-            receiver = self._opened(name)
+            receiver = self._receiver(name)
             if receiver is None:
                 refuse_away(topic.root.layout, name, f"what is published to topic {topic.name} waits for it")
             else:
@@ -255,10 +255,10 @@ class Receivers:
         """Yield the queues of this root that are linked among the subscriptions, as DropboxMQ feeds them, too."""
         for link in links:
             name = linked_queue(self._topic.root.layout, link)
-            if name is not None and reading.inode_behind(link) not in known and (receiver := self._opened(name)):
+            if name is not None and reading.inode_behind(link) not in known and (receiver := self._receiver(name)):
                 yield receiver
 
-    def _opened(self, address: str) -> Receiver | None:
+    def _receiver(self, address: str) -> Receiver | None:
         """Open a receiver, or raise Unavailable; log a warning and return None if it is no queue."""
         topic = self._topic
         try:
@@ -296,7 +296,7 @@ class Receivers:
         return bool(lacks) and layout.is_subscription and topic.age_ms(layout.home) < MAKING
 
     def _lacks_target(self, address: str) -> bool:
-        """Return whether a receiver has no target/, and so was never whole: it must not hold the topic.
+        """Return whether a receiver has no target/, and so was never whole: it must not block the topic.
 
         If this user may not see that, it may have a target/.
         """

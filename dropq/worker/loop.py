@@ -256,11 +256,11 @@ class Worker:
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
         lease = self._sources.least_lease
         renewer = LeaseRenewer(lease, self._renew_running) if lease else None
-        told = 0  # how often the worker was asked to stop, as far as the reporter knows
+        reported = 0  # how often the worker was asked to stop, as far as the reporter knows
         try:
             while not self._is_done():
-                if self._stop.times != told:
-                    told = self._stop.times
+                if self._stop.times != reported:
+                    reported = self._stop.times
                     self._reporter.stopping(len(self._running))
                 elif not self._busy and not self._stopping:
                     self._reporter.idle()

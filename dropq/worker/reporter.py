@@ -114,10 +114,10 @@ class Handled:
         if due := self._due_ms:
             seconds = max(due - self.message.context.clock.now_ms(), 0) / 1000
             return f"again in {format_duration(round(seconds, 1))}"
-        return f"in {self.place} now"
+        return f"in {self.location} now"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where a message is that is not delivered again: a state of its queue, or the dead-letter queue."""
         if self.state == DEAD_LETTER:
             return f"dead-letter queue {self.message.context.config.dead_letter_queue}"

@@ -743,7 +743,7 @@ def test_a_message_that_another_distributor_claims_as_its_body_is_read_holds_not
     monkeypatch.setattr(distribution.Distributor, "_chosen", other_first)
     distributor = distribution.Distributor(topic.queue.context)
     distributor.run()
-    assert distributor.held_by == ""
+    assert distributor.blocked_by == ""
     assert bodies(audit) == [b'{"total": 2}']
 
 
