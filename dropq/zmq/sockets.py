@@ -67,7 +67,7 @@ class Peer:
         self.asked_at = 0.0  # when it was asked for a sign of life, and has said nothing since
         self.mask = 0  # what the selector looks for
         self.has_ended = self.is_ready = self.is_taker = False
-        self.is_held = False  # it has said more, which is read once it has read what it was answered
+        self.is_paused = False  # it has said more, which is read once it has read what it was answered
         self.turn = 0  # bytes that may still be read of it in this round, where more may have come
 
     @property
@@ -271,12 +271,12 @@ class Network:
         """Return who is ready, with those first who had no turn in the round before; nobody has two turns."""
         if not self._later:
             return ready
-        held = self._held
-        peers = [(key, mask) for key, mask in ready if isinstance(key.data, Peer) and key.data not in held]
+        without_turn = self._without_turn
+        peers = [(key, mask) for key, mask in ready if isinstance(key.data, Peer) and key.data not in without_turn]
         return [(key, mask) for key, mask in ready if not isinstance(key.data, Peer)] + self._later + peers
 
     @property
-    def _held(self) -> set[Peer]:
+    def _without_turn(self) -> set[Peer]:
         """Who is ready and had no turn yet."""
         return {key.data for key, _ in self._later}
 
@@ -297,7 +297,7 @@ class Network:
     def _end(self, peer: Peer, why: str) -> None:
         socket = peer.socket
         if why:
-            peer.got, peer.is_held = None, False
+            peer.got, peer.is_paused = None, False
             self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
         if not peer.has_ended:
             peer.has_ended = True
@@ -328,16 +328,16 @@ class Network:
             log.warning(text, *values)
 
     def _tick(self, now: float) -> None:
-        held = self._held  # what they have said was not read yet
+        without_turn = self._without_turn  # what they have said was not read yet
         for peer, until in list(self._new.items()):
             if until > now:
                 break
-            if peer not in held:
+            if peer not in without_turn:
                 self.drop(peer, f"it did not say who it is within {HANDSHAKE:.0f} s")
         for socket in self._sockets:
             self._accept_more(socket)
             is_short = socket.waiting or (socket.name == "send" and socket.used >= POOL)
-            for peer in [peer for peer in socket.peers if peer not in held]:
+            for peer in [peer for peer in socket.peers if peer not in without_turn]:
                 stops = is_short and peer.taken and peer not in socket.waiting and peer.got is None
                 if stops and (now - peer.moved > STALL or (socket.name != "send" and now - peer.begun > LONGEST)):
                     self.drop(peer, f"it is slow with a message, of {peer.taken >> 10} KiB that others wait for")
@@ -422,7 +422,7 @@ class Network:
     def _may_read(self, peer: Peer) -> bool:
         """Return whether a peer may say more; if it has to wait for memory, note that."""
         socket = peer.socket
-        if peer.got is not None or peer.is_held or peer.unsent > UNREAD or peer in socket.waiting:
+        if peer.got is not None or peer.is_paused or peer.unsent > UNREAD or peer in socket.waiting:
             return False
         if peer.size < ALLOWANCE or socket.used < POOL or socket.beyond is peer:
             return True
@@ -475,8 +475,8 @@ class Network:
 
     def _go_on(self, peer: Peer) -> None:
         """Look for the next message of a peer, unless it has to read first."""
-        if peer.is_held and peer.unsent <= UNREAD:
-            peer.is_held = False
+        if peer.is_paused and peer.unsent <= UNREAD:
+            peer.is_paused = False
             self._advance(peer)
 
     def _say(self, peer: Peer) -> None:
@@ -550,7 +550,7 @@ class Network:
                 peer = socket.ready.popleft()
                 peer.is_ready = False
                 if (got := peer.got) is not None:
-                    peer.got, peer.is_held = None, True
+                    peer.got, peer.is_paused = None, True
                     self._go_on(peer)
                     # What has come already shares a sync with this, but for those who had no turn yet.
                     while peer.got is None and peer.turn > 0 and not self._later and self._may_read(peer):
