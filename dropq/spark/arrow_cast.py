@@ -134,11 +134,11 @@ def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
         _check(have.item_type, want.item_type, f"{where}{{}}")
     elif is_list(have) and is_list(want):
         _check(have.value_type, want.value_type, f"{where}[]")
-    elif not have.equals(want) and not _holds(want, have):
+    elif not have.equals(want) and not _can_hold(want, have):
         raise BadBody(f"{where} is {have}, and {want} is wanted")
 
 
-def _holds(want: pa.DataType, have: pa.DataType) -> bool:
+def _can_hold(want: pa.DataType, have: pa.DataType) -> bool:
     """Return whether one type can hold every value of another; for nanoseconds, the cast checks each value."""
     if types.is_integer(have) and types.is_integer(want):
         return bool(have.bit_width < want.bit_width + types.is_signed_integer(have))

@@ -26,10 +26,10 @@ log = logging.getLogger("dropq")
 class BadBodies:
     """The bodies of a part that a task reads, held for a batch or not: one that is bad fails the query."""
 
-    def __init__(self, options: ReadOptions, folder: str, *, is_held: bool) -> None:
+    def __init__(self, options: ReadOptions, folder: str, *, is_claimed: bool) -> None:
         self._options = options
         self._folder = folder
-        self._is_held = is_held
+        self._is_claimed = is_claimed
 
     def wanted(self, files: Iterable[str]) -> Iterable[str]:
         """Return the files that are to be read."""
@@ -53,10 +53,10 @@ class BadBodies:
         return f"cannot be read as {self._options.body_format} with this schema: {error}"
 
     def _way_out(self, file: str) -> str:
-        if not self._is_held:
+        if not self._is_claimed:
             return "badBodies=null makes it a row of nulls, and a read without bodyFormat has its bytes"
-        place = f"{quote(self._options.queue)} {quote(file)} --root {quote(self._options.root)}"
-        return f"`dropq reject {place}` rejects this message, and badBodies=reject every such message"
+        arguments = f"{quote(self._options.queue)} {quote(file)} --root {quote(self._options.root)}"
+        return f"`dropq reject {arguments}` rejects this message, and badBodies=reject every such message"
 
 
 class Rejected(BadBodies):
@@ -66,7 +66,7 @@ class Rejected(BadBodies):
     """
 
     def __init__(self, options: ReadOptions, folder: str, notes: BadBodyNotes) -> None:
-        super().__init__(options, folder, is_held=True)
+        super().__init__(options, folder, is_claimed=True)
         self._notes = notes
         self._bad: list[str] = []
 
@@ -76,13 +76,13 @@ class Rejected(BadBodies):
 
     def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            held = list(batches)
+            whole = list(batches)
         except BadBody as error:
             reason = f"the body {self._problem(error)}"
             self._notes.add(batch_key(file), reason)
             self._bad.append(f"{file}: {reason}")
         else:
-            yield from held
+            yield from whole
 
     def report(self) -> None:
         if self._bad:
@@ -94,17 +94,17 @@ class Nulls(BadBodies):
     """The bodies of a part: one that is bad is a row of nulls, with the error in the column for that, if any."""
 
     def __init__(self, options: ReadOptions, folder: str, schema: pa.Schema) -> None:
-        super().__init__(options, folder, is_held=False)
+        super().__init__(options, folder, is_claimed=False)
         self._schema = schema
         self._column = options.corrupt_column
 
     def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            held = list(batches)
+            whole = list(batches)
         except BadBody as error:
             yield self._nulls(f"{self._folder}/{file} {self._problem(error)}")
         else:
-            yield from map(self._with_column, held)
+            yield from map(self._with_column, whole)
 
     def missing(self, error: DropqError) -> Iterator[pa.RecordBatch]:
         yield self._nulls(str(error))
@@ -123,11 +123,11 @@ class Nulls(BadBodies):
 
 
 def bad_bodies(
-    options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, notes: BadBodyNotes
+    options: ReadOptions, folder: str, schema: pa.Schema, *, is_claimed: bool, notes: BadBodyNotes
 ) -> BadBodies:
     """Return what becomes of the bad bodies of a part; the notes name those that are to be rejected."""
     if options.bad_bodies == "reject":
         return Rejected(options, folder, notes)
     if options.bad_bodies == "null":
         return Nulls(options, folder, schema)
-    return BadBodies(options, folder, is_held=is_held)
+    return BadBodies(options, folder, is_claimed=is_claimed)

@@ -155,8 +155,8 @@ def _settled_owners(queue: Queue, messages: list[Message]) -> set[str | None]:
 
 def _options(queue: Queue, claimed: str, options: dict[str, Any]) -> dict[str, str]:
     """Return the options of the read of claimed messages, after checking them."""
-    place = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": claimed}
-    read_options = {key: str(value) for key, value in options.items()} | place
+    address = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": claimed}
+    read_options = {key: str(value) for key, value in options.items()} | address
     ReadOptions.parse(read_options)
     return read_options
 

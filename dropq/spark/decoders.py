@@ -165,9 +165,9 @@ def _refusing(body_format: str, names: Sequence[str] = ()) -> Iterator[None]:
             raise  # the file cannot be read, whatever is in it
         text = str(error) or type(error).__name__
         column, row, text = _ARROW_ERROR.match(text).groups()  # type: ignore[union-attr]  # anything matches
-        place = [f"row {row} (the header is row 1)"] if row else []
-        place += [f"column {names[int(column)]}"] if column else []
-        raise BadBody(f"{', '.join(place) or f'the {body_format} body cannot be read'}: {text:.200}") from error
+        position = [f"row {row} (the header is row 1)"] if row else []
+        position += [f"column {names[int(column)]}"] if column else []
+        raise BadBody(f"{', '.join(position) or f'the {body_format} body cannot be read'}: {text:.200}") from error
 
 
 # -- lines ---------------------------------------------------------------------------------------------------------
@@ -609,8 +609,8 @@ def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.Re
                 batch = batch.set_column(index, field.name, _numbers(texts, field.type))
             except pa.ArrowInvalid as error:
                 row, text = _first_misfit(texts, field.type)
-                place = f"row {first + row} (the header is row 1), column {field.name}"
-                raise BadBody(f"{place}: {shortened(json.dumps(text))} is not {field.type}") from error
+                position = f"row {first + row} (the header is row 1), column {field.name}"
+                raise BadBody(f"{position}: {shortened(json.dumps(text))} is not {field.type}") from error
     return batch
 
 

@@ -90,13 +90,13 @@ class Layout:
         """Add the names that these lines have to the order; return whether that is a new layout."""
         known = len(self._names)
         for line in lines:
-            members, place = json.loads(line, object_pairs_hook=tuple), 0
+            members, index = json.loads(line, object_pairs_hook=tuple), 0
             for name, _ in members if isinstance(members, tuple) else ():
                 if name in self._names:
-                    place = self._names.index(name) + 1
+                    index = self._names.index(name) + 1
                 else:
-                    self._names.insert(place, name)
-                    place += 1
+                    self._names.insert(index, name)
+                    index += 1
         if not known < len(self._names) <= MEMBERS:
             return False
         members = "".join(map(self._member, self._names))

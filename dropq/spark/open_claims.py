@@ -82,13 +82,13 @@ def claim_id(context: QueueContext, messages: Iterable[Message]) -> str:
     Messages that were requeued or replayed make another claim, as they are to be handled again; so does a next file of
     the same name.
     """
-    told = sorted(_told(context, message) for message in messages)
-    if not told:
+    identities = sorted(_identity_of(context, message) for message in messages)
+    if not identities:
         return f"{_EMPTY}{secrets.token_hex(8)}"
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]
+    return hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:20]
 
 
-def _told(context: QueueContext, message: Message) -> list[str | int]:
+def _identity_of(context: QueueContext, message: Message) -> list[str | int]:
     claim = message._claim
     assert claim is not None  # it was claimed just now
     name = context.sidecars.parse(claim.own_name)

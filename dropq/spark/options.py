@@ -149,7 +149,7 @@ class WriteOptions(Options):
         _check_uses(values, message_per)
         is_row = message_per == "row"
         return cls(
-            *_place(values),
+            *_address(values),
             message_per=message_per,
             body_format=_choice(values, "bodyFormat", RECORD_FORMATS if is_row else BODY_FORMATS)
             if not is_row or "bodyformat" in values
@@ -242,7 +242,7 @@ class ReadOptions(Options):
                 check_chooses(values["filter"])
         any_number = "numpartitions" in values or "bodyformat" in values  # the caller decides; or bodies may be large
         return cls(
-            *_place(values),
+            *_address(values),
             states=_states(values),
             filter=values.get("filter"),
             body_format=_choice(values, "bodyFormat", BODY_FORMATS) if "bodyformat" in values else None,
@@ -294,7 +294,7 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
     return values
 
 
-def _place(values: Mapping[str, str]) -> tuple[str, str, bool]:
+def _address(values: Mapping[str, str]) -> tuple[str, str, bool]:
     """Return the root, the queue or the topic, and whether it is a topic."""
     for option in ("root", "queue", "topic"):
         if values.get(option) == "":
@@ -305,12 +305,12 @@ def _place(values: Mapping[str, str]) -> tuple[str, str, bool]:
     queue, topic = values.get("queue"), values.get("topic")
     if queue and topic:
         raise ConfigError(f"options queue = {queue!r} and topic = {topic!r}: give one of the two")
-    if not (place := queue or topic):
+    if not (address := queue or topic):
         raise _missing("queue", "or topic")
     if topic and "/" in topic:
         raise ConfigError(f"option topic = {topic!r}: this is the address of a subscription, which is a queue: "
                           "give it as option queue")  # fmt: skip
-    return os.path.abspath(root), place, bool(topic)  # executors work in other folders
+    return os.path.abspath(root), address, bool(topic)  # executors work in other folders
 
 
 def _missing(option: str, instead: str) -> ConfigError:

@@ -26,7 +26,7 @@ from dropq.storage import reading
 #: The states in the order in which messages pass through them.
 _IN_ORDER = ("delayed", "target", "processing", "processed", "error", "expired")
 #: A state, and the name of a file there.
-Place = tuple[str, str]
+StateFile = tuple[str, str]
 #: How often states are listed for a message before it counts as gone: it may move on while they are listed.
 LISTINGS = 5
 #: Where a message may be missing, its states are listed again only after so many times as long as the listing took.
@@ -112,13 +112,13 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
     listings: list[tuple[str, dict[Identity, str]]] = []
     shown: list[tuple[str, Sequence[str]]] = []
     known: set[Identity] = set()
-    several: dict[Identity, list[Place]] = {}
+    several: dict[Identity, list[StateFile]] = {}
     for number in range(LISTINGS if len(states) > 1 else 1):
         unseen: set[Identity] = set()
         for state in sorted(states, key=_IN_ORDER.index):
             shown.append((state, (found := listing(state)).names))
             new = _planned(context, state, found, plans[state])
-            identities = [new.identities.get(file) or str(_told(context, file)) for file in new.names]
+            identities = [new.identities.get(file) or str(_named_identity(context, file)) for file in new.names]
             ids = dict(zip(identities, new.names, strict=True))
             for earlier, others in listings:
                 for identity in ids.keys() & others.keys():
@@ -176,42 +176,46 @@ def _are_plain(found: ListedFiles) -> bool:
 
 def _left(
     context: QueueContext,
-    several: Mapping[Identity, list[Place]],
+    several: Mapping[Identity, list[StateFile]],
     shown: Sequence[tuple[str, Sequence[str]]],
     begun: int,
-) -> Iterator[Place]:
-    """Yield the places that messages have left, of those that were seen in several; a copy in two places is in both.
+) -> Iterator[StateFile]:
+    """Yield the locations that messages have left, of those seen in several; a copy in two locations is in both.
 
     After a replay, several messages have one id and one body. A file that was listed again after all others had been,
     none of which was renamed since the listings began, was another message than they are, wherever it is now.
 
     Args:
-        several: the places where messages were seen.
+        several: the locations where messages were seen.
         shown: the listings, in order: of which state, and the names.
         begun: when they began, in ms since 1970.
     """
     listings = [(state, {*filenames}) for state, filenames in shown] if several else []
-    for identity, places in several.items():
-        there: dict[int, Place] = {}
+    for identity, locations in several.items():
+        there: dict[int, StateFile] = {}
         changed = 0
-        for state, file in places:  # RACE: what moves on between two looks counts once, where it was seen last
+        for state, file in locations:  # RACE: what moves on between two looks counts once, where it was seen last
             path = f"{context.layout.folder(state)}/{file}"
             with suppress(OSError):
                 found = os.lstat(path)
                 if identity == _identity(context, state, file):
                     there[found.st_ino] = state, file
                     changed = max(changed, found.st_ctime_ns // 1_000_000)
-        kept = {*there.values()} or {places[-1]}
+        kept = {*there.values()} or {locations[-1]}
         if changed < begun - RECENT and there:
             seen = {
                 (state, file): [number for number, each in enumerate(listings) if each[0] == state and file in each[1]]
-                for state, file in places
+                for state, file in locations
             }
-            kept |= {place for place in seen if all(seen[place][-1] > seen[other][0] for other in {*seen} - {place})}
-        yield from (place for place in places if place not in kept)
+            kept |= {
+                location
+                for location in seen
+                if all(seen[location][-1] > seen[other][0] for other in {*seen} - {location})
+            }
+        yield from (location for location in locations if location not in kept)
 
 
-def _told(context: QueueContext, file: str) -> str | tuple[str, int, int]:
+def _named_identity(context: QueueContext, file: str) -> str | tuple[str, int, int]:
     """Return what a name tells of a message's identity: all of it, if it has a generated id and is no part."""
     if (sole := names.sole_id(file)) is not None:
         return sole
@@ -225,10 +229,10 @@ def _identity(context: QueueContext, state: str, file: str) -> Identity | None:
     A generated id is one message's. Any other id may be given twice, and the parts of a bundle bear its id: size and
     time of the body, which no rename changes, tell these messages apart.
     """
-    if isinstance(told := _told(context, file), str):
-        return told
+    if isinstance(named := _named_identity(context, file), str):
+        return named
     try:
-        return *told, *context.settling.version(f"{context.layout.folder(state)}/{file}")
+        return *named, *context.settling.version(f"{context.layout.folder(state)}/{file}")
     except FileNotFoundError:
         return None
 
@@ -255,21 +259,21 @@ class Elsewhere:
         Args:
             surely: whether to list the states until it can be nowhere; else some time must pass between two listings.
         """
-        told = _told(self._context, file)
+        named = _named_identity(self._context, file)
         for _ in range(LISTINGS):
-            yield from self._paths.get(told, ())
+            yield from self._paths.get(named, ())
             if not surely and time.monotonic() < self._again:
                 return
             self._list()
-        yield from self._paths.get(told, ())
+        yield from self._paths.get(named, ())
 
     def _list(self) -> None:
         started, context = time.monotonic(), self._context
-        self._paths = {_told(context, file): [] for file in self._files}
+        self._paths = {_named_identity(context, file): [] for file in self._files}
         for state in self._states:
             folder = context.layout.folder(state)
             for file in reading.names_in(folder):
-                if (known := self._paths.get(_told(context, file))) is not None:
+                if (known := self._paths.get(_named_identity(context, file))) is not None:
                     known.append(f"{folder}/{file}")
         now = time.monotonic()
         self._again = now + PATIENCE * (now - started)

@@ -57,7 +57,7 @@ class Part(InputPartition):
         arrivals: when those arrived whose names have no time.
         identities: of those messages whose names alone do not tell.
         mark: of the queue, as the driver saw it.
-        held: whether the messages are claimed for this read.
+        is_claimed: whether they are claimed for this read.
         notes: the folder of the notes on the messages, where a bad body is to be rejected.
     """
 
@@ -66,17 +66,19 @@ class Part(InputPartition):
     arrivals: dict[str, int] = field(default_factory=dict)
     identities: dict[str, Identity] = field(default_factory=dict)
     mark: str = ""
-    held: bool = False
+    is_claimed: bool = False
     notes: str = ""
 
 
-def parts(state: str, files: Planned, size: int, mark: str, *, held: bool = False, notes: str = "") -> Iterator[Part]:
+def parts(
+    state: str, files: Planned, size: int, mark: str, *, is_claimed: bool = False, notes: str = ""
+) -> Iterator[Part]:
     """Yield the planned files in parts of a size."""
     for start in range(0, len(files.names), size):
         chosen = list(files.names[start : start + size])
         arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
         identities = {name: files.identities[name] for name in chosen if name in files.identities}
-        yield Part(state, chosen, arrivals, identities, mark, held, notes)
+        yield Part(state, chosen, arrivals, identities, mark, is_claimed, notes)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -125,7 +127,7 @@ class Rows:
         parse = parser(body_format, self.options.escape)
         part, notes = files.part, BadBodyNotes(files.context, files.part.notes)
         message = MessageColumn(self.schema, files.context, part.arrivals)
-        bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, notes=notes)
+        bad = bad_bodies(self.options, files.folder, message.others, is_claimed=part.is_claimed, notes=notes)
         for file in bad.wanted(part.files):
             body = files.read(file, _body, surely=True)
             if body is None:
@@ -185,7 +187,7 @@ class _Files:
         try:
             return read_path(f"{self.folder}/{file}", identity)
         except FileNotFoundError:
-            if self.part.held:
+            if self.part.is_claimed:
                 return self._read_renewed(file, read_path)
         for path in self._elsewhere.paths(file, surely=surely):
             with suppress(FileNotFoundError):
@@ -295,7 +297,7 @@ class QueueReader(Rows, DataSourceReader):
         """
         context, claimed = self.options.open().context, self.options.claimed
         if claimed is not None:
-            planned = {"processing": held(context, claimed)}
+            planned = {"processing": batch_files(context, claimed)}
         else:
             states, filter = self.options.states, self.options.filter
             check_words(context, filter, states)
@@ -305,16 +307,16 @@ class QueueReader(Rows, DataSourceReader):
         return [
             part
             for state, files in planned.items()
-            for part in parts(state, files, size, mark, held=claimed is not None, notes=notes)
+            for part in parts(state, files, size, mark, is_claimed=claimed is not None, notes=notes)
         ]
 
 
 def bad_body_notes(context: QueueContext, claimed: str) -> BadBodyNotes:
-    """Return the notes on bad bodies of a claiming batch; `claimed` as for `held`."""
+    """Return the notes on bad bodies of a claiming batch; `claimed` as for `batch_files`."""
     return BadBodyNotes(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
-def held(context: QueueContext, claimed: str) -> Planned:
+def batch_files(context: QueueContext, claimed: str) -> Planned:
     """Return the files of a claiming batch, in the order in which they were claimed.
 
     Args:

@@ -109,7 +109,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """Acknowledge committed batches, then claim the next batch; return its offset."""
-        journal = self._opened(start)
+        journal = self._journal_at(start)
         journal.settle(start["batch"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         has_more = journal.next_batch(start["batch"] + 1, most)
@@ -131,7 +131,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the messages of a batch as parts for tasks; a batch that an earlier run claimed is the same."""
         # A query that was killed in its first batch has a new initial offset; only `end` is from the checkpoint.
         first = start["batch"] + 1 if start["stream"] == end["stream"] else 1
-        journal = self._opened(end)
+        journal = self._journal_at(end)
         context, batches = self.options.open().context, range(first, end["batch"] + 1)
         waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
         size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
@@ -139,7 +139,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         return [
             part
             for batch, files in waiting.items()
-            for part in parts("processing", files, size, mark, held=True, notes=self._notes(journal, batch))
+            for part in parts("processing", files, size, mark, is_claimed=True, notes=self._notes(journal, batch))
         ]
 
     def _notes(self, journal: Journal, batch: int) -> str:
@@ -147,7 +147,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: Offset) -> None:
         """Acknowledge the messages of every batch up to an offset."""
-        self._opened(end).settle(end["batch"])
+        self._journal_at(end).settle(end["batch"])
 
     def stop(self) -> None:
         """End the run; uncommitted messages stay claimed for the next run, until their leases run out."""
@@ -169,7 +169,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
             )
         return self._subscription
 
-    def _opened(self, offset: Offset) -> Journal:
+    def _journal_at(self, offset: Offset) -> Journal:
         if self._journal is None:
             _refuse_other(self.options.open().context, offset)
             self._journal = Journal(self.options.open().context, offset["stream"], self._subscribed())

@@ -103,19 +103,19 @@ class QueueWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
         freeze_imports()
-        told = StagedFiles(claims=_local_property(SETTING) or "")
+        commit_message = StagedFiles(claims=_local_property(SETTING) or "")
         if self.options.is_per_batch:
-            told.query, told.batch = _job_of_batch(self.options)
-        claims = _claims_of(self.options, told)
+            commit_message.query, commit_message.batch = _job_of_batch(self.options)
+        claims = _claims_of(self.options, commit_message)
         batches = _with_rows(iterator)
         if batches is not None:
             queue = open_planned(self.options, self.mark)
-            job = self._job(queue, told)
+            job = self._job(queue, commit_message)
             if claims is not None and job.sent:
                 _refuse_sent(queue, job, self.options, claims)
             begins = self.options.is_per_batch or self.options.is_per_claim
-            told.staged = stage(queue, job, self.options, batches, begins=begins)
-        return told
+            commit_message.staged = stage(queue, job, self.options, batches, begins=begins)
+        return commit_message
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
@@ -136,15 +136,15 @@ class QueueWriter(DataSourceArrowWriter):
         """Return the job; or what the tasks filled in, which is none if no task was successful."""
         if not (self.options.is_per_batch or self.options.is_per_claim):
             return [Job(queue._destination, self.job_id)]
-        told = {(part.query, part.batch): part for part in messages if isinstance(part, StagedFiles)}
-        return [self._job(queue, told[each]) for each in sorted(told)]
+        by_batch = {(part.query, part.batch): part for part in messages if isinstance(part, StagedFiles)}
+        return [self._job(queue, by_batch[each]) for each in sorted(by_batch)]
 
-    def _job(self, queue: Queue, told: StagedFiles) -> Job:
+    def _job(self, queue: Queue, commit_message: StagedFiles) -> Job:
         """Return the job that a task works for, and tells."""
         if self.options.is_per_batch:
-            return Epoch(queue._destination, told.query, told.batch)
-        job = Job(queue._destination, told.query if self.options.is_per_claim else self.job_id)
-        if claims := OpenClaims.of(told.claims):
+            return Epoch(queue._destination, commit_message.query, commit_message.batch)
+        job = Job(queue._destination, commit_message.query if self.options.is_per_claim else self.job_id)
+        if claims := OpenClaims.of(commit_message.claims):
             job.note = {"claim": claims.blocks}
         return job
 
@@ -204,10 +204,10 @@ def _local_property(name: str) -> str | None:
     return None if context is None else context.getLocalProperty(name)
 
 
-def _claims_of(options: WriteOptions, *told: StagedFiles) -> OpenClaims | None:
+def _claims_of(options: WriteOptions, *commit_messages: StagedFiles) -> OpenClaims | None:
     """Return the claims that were open where tasks ran, and fill in the job's name; None if none was, nor is needed."""
     found = None
-    for each in told:
+    for each in commit_messages:
         found = OpenClaims.of(each.claims)
         if options.is_per_claim:
             if found is None:
