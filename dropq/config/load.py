@@ -253,7 +253,7 @@ def _read(path: str) -> dict[str, object] | None:
 def _read_topic(topic: str) -> dict[str, object]:
     """Return the table of the queue.toml of the topic in a folder.
 
-    RACE: the file may be renamed to or fro between two looks, so the first place is looked at again.
+    RACE: the file may be renamed to or fro between two reads, so the first path is read again.
     """
     settled = f"{topic}/queue.toml"
     tables = (_read(path) for path in (settled, unsettled_config(topic), settled))

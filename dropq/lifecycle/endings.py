@@ -32,8 +32,8 @@ class HowReturned(TypedDict, total=False):
     """How a delivery ended without an ack.
 
     Attributes:
-        cancel: its holder gave it back on purpose; False unless told.
-        counted: the delivery counts; True unless told.
+        cancel: its holder gave it back on purpose; False by default.
+        counted: the delivery counts; True by default.
         delay: seconds before the next delivery; None for the queue's redelivery_delay.
         failure: its handler failed: what to keep with the reason if this was the last try.
     """

@@ -18,7 +18,7 @@ from dropq.storage.liveness import Signs
 
 
 def claim_status(claim: Claim, signs: Signs, now: int) -> str:
-    """Return how one of dropq's claims is held: `dead`, `lapsed`, `lease`, `held`, `unleased`, or `barrier` in shares.
+    """Return the status of a claim of dropq's: `dead`, `lapsed`, `lease`, `held`, `unleased`, or `barrier` in shares.
 
     RACE: read the signs after the claims. A consumer makes its sign before its first claim, and settles its last claim
     before it removes the sign; so a holder without a sign has no claim by now, or never had a sign.

@@ -235,7 +235,7 @@ def _missed(root: RootLayout, address: str) -> str:
 
 
 def _marks_of_deleted(root: RootLayout, address: str) -> Iterator[str]:
-    """Yield the marks of the queues that lay beside a queue's place, and were deleted, but are not wholly removed."""
+    """Yield the marks of the queues that lay beside a queue's folder, and were deleted, but are not wholly removed."""
     folders = (layout.base if layout.is_topic else layout.home for layout in layouts(root.path, address))
     for entry in chain.from_iterable(map(entries, set(map(os.path.dirname, folders)))):
         if ".deleted-" in entry.name:

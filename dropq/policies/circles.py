@@ -231,7 +231,7 @@ def _view(waypoint: Waypoint) -> View | None:
 
 
 def waypoint_at(base: str, root: str = "") -> Waypoint:
-    """Return what lies in a folder with a target/; where that cannot be told, a queue of `root` that has no name."""
+    """Return what lies in a folder with a target/; where that is not known, a queue of `root` that has no name."""
     above, is_topical, below = base.rpartition(f"/{TOPIC_ROOT}/")
     if is_topical:
         home, last = os.path.split(below)

@@ -97,7 +97,7 @@ class InUse:
         """Return whether it has a credit left; call this under the policy lock.
 
         Raises:
-            OSError: that cannot be told.
+            OSError: that is not known now.
         """
         path = f"{self.folder}/{LAST}"
         if reading.read_small(path) != self._mark:
@@ -128,7 +128,7 @@ class InUse:
         return "" if self.has_credit else f"it has no credit left of {self.selector.credit}"
 
     def takes(self, file: MessageFile) -> bool | None:
-        """Return whether it takes a waiting message; None where that cannot be told now."""
+        """Return whether it takes a waiting message; None where that is not known now."""
         return True if self._decide is None else self._decide(file)
 
 
@@ -251,7 +251,7 @@ class Selectors:
         return any(one.has_credit for one in self.for_waiting)
 
     def choice(self, file: MessageFile) -> Choice | None:
-        """Return which selectors a waiting message is for, the least busy first; None where that cannot be told now."""
+        """Return which selectors a waiting message is for, the least busy first; None where that is not known now."""
         asked = self.asked(file)
         if asked is None:
             return None
@@ -265,7 +265,7 @@ class Selectors:
         return Choice(copying, moving, stays=False)
 
     def asked(self, file: MessageFile) -> list[InUse] | None:
-        """Return the normal selectors that take a waiting message; None where that cannot be told now."""
+        """Return the normal selectors that take a waiting message; None where that is not known now."""
         if not self._are_known:
             return None
         found = []

@@ -1,8 +1,8 @@
 """What becomes of a body that does not fit the schema: the option badBodies.
 
 Invariant: no row of a bad body goes on, unless the read fails. A message that has left the read fails it, or is a row
-of nulls, too. So where a read may go past a bad body, the rows of each
-body are held until all of it was parsed.
+of nulls, too. So where a read may go past a bad body, the rows of each body
+wait until all of it was parsed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("dropq")
 
 
 class BadBodies:
-    """The bodies of a part that a task reads, held for a batch or not: one that is bad fails the query."""
+    """The bodies of a part that a task reads, claimed for a batch or not: one that is bad fails the query."""
 
     def __init__(self, options: ReadOptions, folder: str, *, is_claimed: bool) -> None:
         self._options = options

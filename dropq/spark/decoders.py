@@ -528,7 +528,7 @@ def _refuse_backslashes(block: bytes, start: int, *, seen: bool) -> bool:
 
 
 def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tuple[int, bytes]]:
-    """Yield csv in blocks that end at the end of a row, each with its place in the body."""
+    """Yield csv in blocks that end at the end of a row, each with its offset in the body."""
     file.seek(start)
     data = b""
     while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # doubles the data for a long row
@@ -556,7 +556,7 @@ def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:
 
 
 def _refuse_behind(data: bytes, opening: int, start: int, dialect: _Dialect) -> None:
-    """Raise BadBody if the quoted text at a place of the data is closed, and its field goes on.
+    """Raise BadBody if the quoted text at an offset of the data is closed, and its field goes on.
 
     Which part of it the writer meant to be in quotes nobody knows: other readers drop the quotes, or move the text.
     """

@@ -92,7 +92,7 @@ class Storage:
         lenient: accept a file system that has no modes or groups.
 
     Attributes:
-        copy_speed: the bytes a second with which a large part of a body was copied, as `note_copy` was told.
+        copy_speed: the bytes a second with which a large part of a body was copied, as given to `note_copy`.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Presence:
         return any(lock.is_locked for lock in self._locks)
 
     def position(self) -> tuple[int, int]:
-        """Return its place, from 0, among the subscriptions that have a sign of life, and how many they are."""
+        """Return its number, from 0, among the subscriptions that have a sign of life, and how many they are."""
         own = os.path.basename(self._path)
         seen = sorted({own, *known(self._folder)})
         return seen.index(own), len(seen)

@@ -51,7 +51,7 @@ IN_MEMORY = 1 << 20
 RECHECK = 0.02
 #: Seconds for which a publisher waits for another distributor, which may be dead, or may not reach a receiver.
 OTHERS = 10.0
-#: Seconds after which the warning that a topic is held is repeated.
+#: Seconds after which the warning that a topic is blocked is repeated.
 WARN_EVERY = 60.0
 
 _ALPHABET = string.digits + string.ascii_lowercase

@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 
 def leftovers(context: QueueContext, *, refile: bool = True) -> Iterator[Iterator[Leftover | None]]:
-    """Yield possible leftovers, by their places; None for each other file that is looked at.
+    """Yield possible leftovers, folder by folder; None for each other file that is looked at.
 
     With `refile`, it files reasons by the names of their files, where their inodes alone find them.
     """

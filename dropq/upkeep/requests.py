@@ -1,6 +1,6 @@
 """Requests: a message is sent with the name of a temporary queue as its reply-to, and the answer is awaited there.
 
-The queue appears whole, and held, before the request is sent; it goes when the wait ends without an answer. So an
+The queue appears whole, and locked, before the request is sent; it goes when the wait ends without an answer. So an
 answer that comes too late meets a missing queue, and its sender is told. After an answer the queue is kept for the next
 request of the same queue object: making and removing one takes longer than the rest of a request.
 
