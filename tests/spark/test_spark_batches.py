@@ -229,12 +229,12 @@ def test_a_commit_to_a_topic_that_ends_half_way_is_finished_by_a_consumer_of_a_s
     def rename_all_exclusive(storage: Storage, source: str, destination: str, files: Sequence[str]) -> list[str]:
         return real(storage, source, destination, files[:4]) + list(files[4:])
 
-    def place(storage: Storage, *names: str) -> None:
+    def rename_guarded(storage: Storage, *names: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "rename_all_exclusive", rename_all_exclusive)
-        patch.setattr(Storage, "place", place)
+        patch.setattr(Storage, "rename_guarded", rename_guarded)
         with pytest.raises(StorageError, match="is committed"):
             writer.commit([staged])
     assert len(where(topic.queue)["target"]) == 4
