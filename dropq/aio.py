@@ -479,8 +479,8 @@ class Subscription:
         A cancelled ack_many ends first: `held` is false of those that it acknowledged.
         """
         by_object = {id(each.message): each for each in messages}
-        held = [each.message for each in by_object.values()]
-        lost = await self.queue._run(lambda: self._open().ack_many(held))
+        unwrapped = [each.message for each in by_object.values()]
+        lost = await self.queue._run(lambda: self._open().ack_many(unwrapped))
         return [by_object[id(message)] for message in lost]
 
     @property

@@ -168,7 +168,7 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
         return cls(home, f"{home}/{INCOMING}", name_budget=SHARED_BUDGET)
 
-    def holding_in(self, folder: str) -> QueueLayout:
+    def with_claims_in(self, folder: str) -> QueueLayout:
         """Return the same layout with another folder for claims."""
         return QueueLayout(self.home, self.base, processing=folder, topic=self.topic, name_budget=self.name_budget)
 

@@ -205,7 +205,7 @@ class Shares(Settlement):
         self.token = token
         self._folder = f"{context.layout.barriers}/{token}"
         self._hidden = f"{context.layout.barriers}/.{token}"
-        self.context = replace(context, layout=context.layout.holding_in(self._folder))
+        self.context = replace(context, layout=context.layout.with_claims_in(self._folder))
         self._claims = Claims(self.context)
 
     # -- what it keeps waiting -------------------------------------------------------------------------------------

@@ -162,8 +162,8 @@ def _claimed_by_id(
     With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
     are passed over.
     """
-    holding = own.held if own is not None and not own._inherited else ()
-    ours = [message for message in holding if message.id == message_id and (parts or message.first_record is None)]
+    held = own.held if own is not None and not own._inherited else ()
+    ours = [message for message in held if message.id == message_id and (parts or message.first_record is None)]
     claims = [claim for claim, is_part in _claims_of(context, message_id) if parts or not is_part]
     _refuse_several(context, message_id, claims)
     if ours:

@@ -525,12 +525,12 @@ class Bundle:
     def __iter__(self) -> Iterator[Record]:
         """Yield each record; settle the message once all were taken and settled."""
         cursor, take, now, new = self.cursor, self.cursor.take, time.monotonic, object.__new__
-        is_held = self.message.held or isinstance(self.message, SettledMessage)
+        is_delivered = self.message.held or isinstance(self.message, SettledMessage)
         try:
             if cursor.is_fresh and self._cut():
                 return
             while (raw := take()) is not None:
-                if not is_held:
+                if not is_delivered:
                     cursor.unsettled.clear()
                 record = new(Record)  # a call of the class takes half as long again
                 record._bundle, record.number, record.data = self, raw[0], raw[3]
