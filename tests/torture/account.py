@@ -51,7 +51,7 @@ def _sum(name: str, filler: str) -> str:
     return hashlib.sha256(f"{name}\n{filler}".encode()).hexdigest()[:16]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a file lies: in which queue and state, by which path."""
 
     queue: str
@@ -63,55 +63,55 @@ class Place(NamedTuple):
 class Found:
     """What lies in a root: where each whole body lies, and the paths of bodies that are not whole."""
 
-    places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    locations: dict[str, list[Location]] = field(default_factory=lambda: defaultdict(list))
     damaged: list[str] = field(default_factory=list)
     #: What was not sent, or was set aside, by path: no promise is about it but that it is not half in a state.
     beside: list[str] = field(default_factory=list)
 
     def states(self) -> dict[str, str]:
         """Return the one state that each body is in, after its queue where that is not `q`."""
-        return {name: told(places[0]) for name, places in self.places.items()}
+        return {name: in_short(locations[0]) for name, locations in self.locations.items()}
 
 
-def told(place: Place) -> str:
-    """Return a place in short: its state, after its queue where that is not `q`."""
-    return place.state if place.queue == "q" else f"{place.queue}/{place.state}"
+def in_short(location: Location) -> str:
+    """Return a location in short: its state, after its queue where that is not `q`."""
+    return location.state if location.queue == "q" else f"{location.queue}/{location.state}"
 
 
 def look(root: Path, *elsewhere: Path) -> Found:
     """Return what lies in a root, and in other folders with queues of it; no symbolic link is followed."""
     found = Found()
     for top, folder, names in chain.from_iterable(map(_folders, (root, *elsewhere))):
-        place = _place(top, folder)
-        if place is None:
+        location = _location(top, folder)
+        if location is None:
             continue
         for name in names:
             path = os.path.join(folder, name)
             content = _content(path)
-            if place.state == ROUTING and name.endswith(SWITCH):
+            if location.state == ROUTING and name.endswith(SWITCH):
                 continue
-            if content is None or (name.startswith(".") and place.state not in (WORKING, ASIDE)):
+            if content is None or (name.startswith(".") and location.state not in (WORKING, ASIDE)):
                 continue
             known = name_of(content)
-            if place.state in (WORKING, ASIDE):
+            if location.state in (WORKING, ASIDE):
                 found.beside.append(path)
             elif known is None:
                 found.damaged.append(path)
             else:
-                found.places[known].append(place._replace(path=path))
+                found.locations[known].append(location._replace(path=path))
     return found
 
 
 def plainly(found: Found) -> dict[str, Any]:
     """Return what lies in a root as JSON has it, for another process."""
-    return {"places": found.places, "damaged": found.damaged}
+    return {"locations": found.locations, "damaged": found.damaged}
 
 
 def found_in(plain: dict[str, Any]) -> Found:
     """Return what `plainly` has made plain."""
     found = Found(damaged=plain["damaged"])
-    for name, places in plain["places"].items():
-        found.places[name] = [Place(*place) for place in places]
+    for name, locations in plain["locations"].items():
+        found.locations[name] = [Location(*location) for location in locations]
     return found
 
 
@@ -120,7 +120,7 @@ def _folders(root: Path) -> Iterator[tuple[Path, str, list[str]]]:
         yield root, folder, sorted(names)
 
 
-def _place(root: Path, folder: str) -> Place | None:
+def _location(root: Path, folder: str) -> Location | None:
     """Return the queue and the state that a folder is of; None for those that hold no messages."""
     parts = Path(folder).relative_to(root).parts
     for at, part in enumerate(parts):
@@ -128,12 +128,12 @@ def _place(root: Path, folder: str) -> Place | None:
         if queue.startswith("."):  # a queue on its way to being deleted
             queue = queue[1:].partition(".delet")[0]
         if part == WORKING:
-            return Place(queue, WORKING, "")
+            return Location(queue, WORKING, "")
         if part == ".dropq":
             below = parts[at + 1 : at + 2]
-            return Place(queue, below[0], "") if below in ((DELAYED,), (ASIDE,)) else None
+            return Location(queue, below[0], "") if below in ((DELAYED,), (ASIDE,)) else None
         if part in (*STATES, ROUTING) and queue:
-            return Place(queue, part, "")
+            return Location(queue, part, "")
     return None
 
 
@@ -170,8 +170,8 @@ class Account:
         self.wrong += other.wrong
 
     def __str__(self) -> str:
-        told = {"lost": self.lost, "doubled": self.doubled, "wrong": self.wrong}
-        return "; ".join(f"{what}: {', '.join(names[:5])} ({len(names)})" for what, names in told.items() if names)
+        in_short = {"lost": self.lost, "doubled": self.doubled, "wrong": self.wrong}
+        return "; ".join(f"{what}: {', '.join(names[:5])} ({len(names)})" for what, names in in_short.items() if names)
 
 
 def judge(found: Found, *, must: Collection[str], may: Collection[str] = ()) -> Account:
@@ -182,9 +182,11 @@ def judge(found: Found, *, must: Collection[str], may: Collection[str] = ()) -> 
         must: bodies that have to lie in exactly one state: their sends returned, and nobody removed them.
         may: bodies that may lie in one state, or nowhere: their sends, or their removals, did not return.
     """
-    account = Account(lost=sorted(set(must) - found.places.keys()))
-    account.doubled = sorted(name for name, places in found.places.items() if len(places) > 1)
+    account = Account(lost=sorted(set(must) - found.locations.keys()))
+    account.doubled = sorted(name for name, locations in found.locations.items() if len(locations) > 1)
     account.wrong = [f"{path} is not whole" for path in found.damaged]
-    strange = found.places.keys() - set(must) - set(may)
-    account.wrong += [f"{name} was never sent, and lies in {told(found.places[name][0])}" for name in sorted(strange)]
+    strange = found.locations.keys() - set(must) - set(may)
+    account.wrong += [
+        f"{name} was never sent, and lies in {in_short(found.locations[name][0])}" for name in sorted(strange)
+    ]
     return account

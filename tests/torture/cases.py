@@ -197,7 +197,7 @@ class Cases:
 
     def _doubled(self) -> Account:
         found = look(self._root)
-        return judge(found, must=(), may=found.places.keys())
+        return judge(found, must=(), may=found.locations.keys())
 
     def _allow(self, where: str, found: States, *allowing: States, between: Set[str]) -> None:
         """Count what is elsewhere than allowed; what was there before, and is on its way, may be in between."""
@@ -220,7 +220,7 @@ class Cases:
 
         What a delete that died was to remove may be set aside.
         """
-        there = look(self._root).places.keys()
+        there = look(self._root).locations.keys()
         self._clock.ms += DAYS
         for root in self._roots():
             root.sweep(foreign_older_than="1d", unleased_older_than="1d", jobs_older_than="1d")

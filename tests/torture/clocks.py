@@ -225,18 +225,20 @@ class Checks:
 
     def state(self, name: str) -> str | None:
         """Return the state that a message is in."""
-        places = look(self.root).places.get(name)
-        return places[0].state if places else None
+        locations = look(self.root).locations.get(name)
+        return locations[0].state if locations else None
 
     def end(self) -> None:
         """See that every message is there once, where it is to be."""
         everywhere = look(self.root)
-        here = {name: places for name, places in everywhere.places.items() if places[0].queue == self.queue}
+        here = {name: locations for name, locations in everywhere.locations.items() if locations[0].queue == self.queue}
         found = Found(here, everywhere.damaged)
         self.row.count(judge(found, must=self.expected), self.where)
         for name, state in self.expected.items():
-            places = found.places.get(name, [])
-            self.that({place.state for place in places} == {state}, f"{name} should lie in {state}, not {places}")
+            locations = found.locations.get(name, [])
+            self.that(
+                {location.state for location in locations} == {state}, f"{name} should lie in {state}, not {locations}"
+            )
 
 
 #: Every age in a queue is one that an hour would exceed.

@@ -85,8 +85,8 @@ def behind(fs: Mounted, root: str) -> Found:
     found = Found()
     for folder in fs.folders:
         one = look(folder / root)
-        for name, places in one.places.items():
-            found.places[name] += places
+        for name, locations in one.locations.items():
+            found.locations[name] += locations
         found.damaged += one.damaged
         found.beside += one.beside
     return found

@@ -170,14 +170,14 @@ def _judge(row: Row, whole: Storm) -> None:
     sent, tried, settled = whole.noted("sent"), whole.noted("try"), whole.noted("settled")
     found = look(*whole.folders)
     row.wrong += [f"{path} is not whole" for path in found.damaged]
-    row.cases = len(found.places)
-    for name in sorted(sent.keys() - found.places.keys()):
+    row.cases = len(found.locations)
+    for name in sorted(sent.keys() - found.locations.keys()):
         row.lost += 1
         row.wrong.append(f"{name} was sent, and is nowhere")
-    row.wrong += [f"{name} was never sent" for name in sorted(found.places.keys() - tried.keys())]
-    for name, places in sorted(found.places.items()):
-        where = [f"{place.queue}/{place.state}" for place in places]
-        if len(places) > 1 or settled[name] > 1:
+    row.wrong += [f"{name} was never sent" for name in sorted(found.locations.keys() - tried.keys())]
+    for name, locations in sorted(found.locations.items()):
+        where = [f"{location.queue}/{location.state}" for location in locations]
+        if len(locations) > 1 or settled[name] > 1:
             row.doubled += 1
             row.wrong.append(f"{name} is in {where}, and was settled {settled[name]} times")
         elif settled[name] and where[0].endswith(("/target", "/processing", "/delayed")):

@@ -35,7 +35,7 @@ from dropq.lifecycle.moving import Moves
 from dropq.routing import credit_audit, registry
 from dropq.staging import fan_out
 from torture import acts
-from torture.account import body, look, name_of, told
+from torture.account import body, in_short, look, name_of
 from torture.acts import Meeting
 from torture.calls import Between, Call
 from torture.cases import DAYS, Said
@@ -463,8 +463,8 @@ def _removing(address: str) -> Callable[[Scene], object]:
     return lambda scene: scene.queue(address).remove_selector("on")
 
 
-def _ends(*places: str, of: tuple[str, ...] = (A,)) -> dict[str, tuple[str, ...]]:
-    return dict.fromkeys(of, places)
+def _ends(*locations: str, of: tuple[str, ...] = (A,)) -> dict[str, tuple[str, ...]]:
+    return dict.fromkeys(of, locations)
 
 
 _ENDS, _BACK = _ends("end/processed"), _ends("start/processed", "end/processed")
@@ -738,31 +738,31 @@ class GraphCases(acts.Acts[Case, Scene]):
         """Yield each body, the address that it lies in, and the place."""
         found = look(*self._folders)
         self.row.wrong += [f"{path} is not whole" for path in found.damaged]
-        for name, places in found.places.items():
-            for place in places:
-                topic, _, subscription = place.queue.removeprefix("topic-root/").partition("/.subscriptions/")
-                yield name, f"{topic}/{subscription}" if subscription else topic, told(place)
+        for name, locations in found.locations.items():
+            for location in locations:
+                topic, _, subscription = location.queue.removeprefix("topic-root/").partition("/.subscriptions/")
+                yield name, f"{topic}/{subscription}" if subscription else topic, in_short(location)
 
     def _account(self, case: Case, other: str, *, at_the_end: bool = False) -> Iterator[str]:
         """Yield what is lost or doubled, or is not where it is to be in the end."""
         lying = list(self._lying())
         for name in case.ends:
-            places = [place for each, address, place in lying if each == name and address not in case.copies]
+            locations = [location for each, address, location in lying if each == name and address not in case.copies]
             received = sum(
                 count
                 for (address, each), count in self._received.items()
                 if each == name and address not in case.copies
             )
-            there = len(places) + (0 if self._setting.history else received)
+            there = len(locations) + (0 if self._setting.history else received)
             needed = 0 if case.removes or (name in case.settles and not self._setting.history) else 1
             if there > 1 or received > 1:
                 self.row.doubled += 1
-                yield f"{name!r} lies in {places}, and was received {received} times"
+                yield f"{name!r} lies in {locations}, and was received {received} times"
             if there < needed and not self._untold(other):
                 self.row.lost += 1
                 yield f"{name!r} is lost"
             if at_the_end and not other and self._setting.history and not case.removes:
-                yield from (f"{name!r} ends in {place}" for place in places if place not in case.ends[name])
+                yield from (f"{name!r} ends in {location}" for location in locations if location not in case.ends[name])
             yield from self._judge_copies(case, name, lying, other, at_the_end=at_the_end)
         strange = {name for name, _, _ in lying} - case.ends.keys()
         yield from (f"{name!r} was never sent" for name in sorted(strange))
@@ -789,7 +789,7 @@ class GraphCases(acts.Acts[Case, Scene]):
         """Yield what a verb that settles says that is not so."""
         if said is None or other or case.before is not _held_twice or not case.settles:
             return
-        waiting = {name for name, _, place in self._lying() if place.endswith(("/target", "/processing"))}
+        waiting = {name for name, _, location in self._lying() if location.endswith(("/target", "/processing"))}
         waits = not waiting.isdisjoint(case.settles)
         if not said.raised and waits:
             yield "returned, and it is not settled"

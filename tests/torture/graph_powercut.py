@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from dropq import Message, Queue, QueueExists, Root
 from dropq.storage import system_calls
-from torture.account import body, found_in, judge, look, name_of, plainly, told
+from torture.account import body, found_in, in_short, judge, look, name_of, plainly
 from torture.calls import Call, come_between
 from torture.graph import settled
 from torture.graph_cases import Books, put_in
@@ -263,14 +263,14 @@ def reckon(row: Row, said: Iterable[str], seen: dict[str, Any]) -> None:
         account.doubled = [name for name in account.doubled if name not in known]
         known.update(account.lost, account.doubled)
         row.count(account, f"{when} look")
-        for name, places in found.places.items():
+        for name, locations in found.locations.items():
             wanted = ENDS.get(fate.get(name, ""))
-            where = told(places[0])
+            where = in_short(locations[0])
             if wanted is not None and where != wanted:
                 row.wrong.append(f"{when} look: {name} had been {fate[name]}, and lies in {where}")
-            elif when == "first" and fate.get(name) != "take" and wanted is None and places[0].state != "target":
+            elif when == "first" and fate.get(name) != "take" and wanted is None and locations[0].state != "target":
                 row.wrong.append(f"{when} look: nobody had settled {name}, and it lies in {where}")
-            elif when == "last" and places[0].state not in ("processed", "error"):
+            elif when == "last" and locations[0].state not in ("processed", "error"):
                 row.wrong.append(f"{when} look: {name} stays in {where}")
     row.wrong += [f"{path} is still to be carried" for path in (*seen["given"], *seen["given_last"])]
     row.wrong += [*seen["leaked"], *(f"{path} is left" for path in seen["removing"])]

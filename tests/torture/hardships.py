@@ -98,9 +98,9 @@ class Scene:
 
     def expect(self, address: str, name: str, priority: int = 4) -> None:
         """Note where a message is to lie in the end that was sent to an address."""
-        self.expected.update((place, name) for place in self.places(address, priority))
+        self.expected.update((location, name) for location in self.locations(address, priority))
 
-    def places(self, address: str, priority: int = 4) -> list[str]:
+    def locations(self, address: str, priority: int = 4) -> list[str]:
         """Return where a message is to lie in the end that was sent to an address."""
         urgent = [URGENT] if priority >= 7 else []
         return {TOPIC: [TOPIC, ALL, VIEW, *urgent], START: [END, AUDIT]}.get(address, [address])
@@ -147,7 +147,9 @@ class Scene:
                 self.receive(queue.name)
         found = look(self.path)
         self.wrong += [f"{path} is not whole" for path in found.damaged]
-        lying = Counter((_place(address_of(place)), name) for name, at in found.places.items() for place in at)
+        lying = Counter(
+            (_location(address_of(location)), name) for name, at in found.locations.items() for location in at
+        )
         for each in self.perhaps:
             if not (each - lying) or any(lies in lying for lies in each):
                 self.expected += each
@@ -168,7 +170,7 @@ class Scene:
 _UNSETTLED = ("target", "processing", "delayed")
 
 
-def _place(address: str) -> str:
+def _location(address: str) -> str:
     return address.removesuffix("/processed")
 
 
@@ -382,7 +384,7 @@ def moved(teller: Teller) -> None:
 
     def story(scene: Scene, number: int) -> None:
         scene.send("sent")
-        scene.perhaps.append(Counter((place, "published") for place in scene.places(TOPIC, 8)))
+        scene.perhaps.append(Counter((location, "published") for location in scene.locations(TOPIC, 8)))
         _dies(scene, lambda: act(scene), number)
         old = scene.path.with_name("old")
         scene.path.rename(old)

@@ -124,9 +124,9 @@ def _judge(row: Row, whole: Storm) -> None:
     found = look(whole.folder / "root")
     row.wrong += [f"{path} is not whole" for path in found.damaged]
     settled = whole.noted("settled")
-    row.cases = len(found.places)
-    for name in sorted(whole.noted("sent").keys() | found.places.keys()):
-        lies = Counter(address_of(place).partition("/processed")[0] for place in found.places.get(name, ()))
+    row.cases = len(found.locations)
+    for name in sorted(whole.noted("sent").keys() | found.locations.keys()):
+        lies = Counter(address_of(location).partition("/processed")[0] for location in found.locations.get(name, ()))
         for address in (TOPIC, *EVERYTHING, FILTERED):
             _count(row, name, address, lies.pop(address, 0), int(address != FILTERED or URGENT in name))
         ends = Counter({end: lies.pop(end, 0) for end in (SECOND_OUT, ASIDE, DEAD)})
@@ -138,7 +138,7 @@ def _judge(row: Row, whole: Storm) -> None:
         row.wrong += [f"{name} lies in {address} {count} times" for address, count in lies.items()]
     row.wrong += [f"{lies} was settled {count} times" for lies, count in sorted(settled.items()) if count > 1]
     tried = whole.noted("try")
-    row.wrong += [f"{name} was never sent" for name in sorted(found.places.keys() - tried.keys())]
+    row.wrong += [f"{name} was never sent" for name in sorted(found.locations.keys() - tried.keys())]
 
 
 def _count(row: Row, name: str, where: str, count: int, wanted: int) -> None:

@@ -277,10 +277,10 @@ def _states(folder: Path) -> dict[str, list[str]]:
     """Return the names of the bodies in each state of a queue, on the server's disk."""
     found = look(folder.parent)
     states: dict[str, list[str]] = {}
-    for name, places in found.places.items():
-        for place in places:
-            if place.queue == folder.name:
-                states.setdefault(place.state, []).append(name)
+    for name, locations in found.locations.items():
+        for location in locations:
+            if location.queue == folder.name:
+                states.setdefault(location.state, []).append(name)
     assert not found.damaged, found.damaged
     return {state: sorted(names) for state, names in states.items()}
 

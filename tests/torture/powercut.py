@@ -23,8 +23,7 @@ from dropq.queue.message import ack_all
 from dropq.staging.jobs import Job
 from dropq.storage import files as storage_files
 from torture import graph_powercut, record_powercut, topic_powercut
-from torture.account import Found, Place, body, found_in, judge, look, name_of, plainly
-from torture.account import told as in_short
+from torture.account import Found, Location, body, found_in, in_short, judge, look, name_of, plainly
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
 from torture.uml import cut_power, kernel
@@ -319,29 +318,29 @@ def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
     reckoning.lost, reckoning.doubled, reckoning.damaged = account.lost, account.doubled, first.damaged
     reckoning.wrong += [line for line in account.wrong if "was never sent" in line]
     for name, verb in fate.items():
-        reckoning.undone += _undone(name, verb, first.places.get(name, []), seen["about"].get(name))
+        reckoning.undone += _undone(name, verb, first.locations.get(name, []), seen["about"].get(name))
     for name in sorted(sent - fate.keys() & sent):
-        reckoning.undone += _without(name, first.places.get(name, []), seen["about"].get(name))
+        reckoning.undone += _without(name, first.locations.get(name, []), seen["about"].get(name))
     reckoning.wrong += _afterwards(first, last)
     reckoning.undone += _parts(jobs, last)
     return reckoning
 
 
-def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) -> list[str]:
+def _undone(name: str, verb: str, locations: list[Location], about: list[Any] | None) -> list[str]:
     """Tell what the last that was said of a message has become."""
     if name.startswith(f"{FORGETTING}-"):
-        return [f"{name} had been acked, and is there again"] if verb == "acked" and places else []
-    states = {place.state for place in places}
+        return [f"{name} had been acked, and is there again"] if verb == "acked" and locations else []
+    states = {location.state for location in locations}
     allowed = {
         "acked": {"processed"},
         "rejected": {"error"},
         "expired": {"expired"},
         "nacked": {"target", "processing"},
     }.get(verb)
-    if allowed is None or not places:
+    if allowed is None or not locations:
         return []  # it was in the middle of it; or is counted as lost
     if not states <= allowed:
-        return [f"{name} had been {verb}, and lies in {in_short(places[0])}"]
+        return [f"{name} had been {verb}, and lies in {in_short(locations[0])}"]
     _, cancels, explained = about or (0, 0, False)
     if verb == "nacked" and not cancels:
         return [f"{name} had been nacked, and its name says nothing of that"]
@@ -350,31 +349,33 @@ def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) 
     )
 
 
-def _without(name: str, places: list[Place], about: list[Any] | None) -> list[str]:
+def _without(name: str, locations: list[Location], about: list[Any] | None) -> list[str]:
     """Tell what a message lacks that nobody has settled."""
-    if not places:
+    if not locations:
         return []
     wanted = {"delayed"} if name.startswith("delayed-") else {"target", "processing"}
-    if places[0].state not in wanted:
-        return [f"{name} had been sent, and lies in {in_short(places[0])}"]
+    if locations[0].state not in wanted:
+        return [f"{name} had been sent, and lies in {in_short(locations[0])}"]
     wide = about[0] if about else 0
     return [f"{name} has lost what did not fit its name"] if name.startswith("wide-") and wide != WIDE else []
 
 
 def _afterwards(first: Found, last: Found) -> list[str]:
     """Tell what went wrong when all that waited was swept and taken after the cut."""
-    wrong = [f"{name} went when the queue was used again" for name in first.places.keys() - last.places.keys()]
+    wrong = [f"{name} went when the queue was used again" for name in first.locations.keys() - last.locations.keys()]
     wrong = [line for line in wrong if not line.startswith(f"{FORGETTING}-")]
-    left = Counter(place.state for places in last.places.values() for place in places)
+    left = Counter(location.state for locations in last.locations.values() for location in locations)
     wrong += [f"{left[state]} messages stay in {state}/ for ever" for state in ("target", "processing") if left[state]]
-    return wrong + [f"{name} lies in two places afterwards" for name, places in last.places.items() if len(places) > 1]
+    return wrong + [
+        f"{name} lies in two places afterwards" for name, locations in last.locations.items() if len(locations) > 1
+    ]
 
 
 def _parts(jobs: list[list[str]], last: Found) -> list[str]:
     """Tell which jobs are there in part, after a sweep."""
     wrong = []
     for names in jobs:
-        there = [name for name in names if name in last.places]
+        there = [name for name in names if name in last.locations]
         if there and len(there) != len(names):
             wrong.append(f"of the job {names} only {there} is there")
     return wrong

@@ -22,7 +22,7 @@ from forks import forked
 from helpers import Clock, drop, timed
 
 from dropq import ConfigError, DropqError, Queue, Root
-from torture.account import Place, body, look
+from torture.account import Location, body, look
 from torture.acts import Meeting
 from torture.calls import come_between
 from torture.table import Options, Row
@@ -298,7 +298,9 @@ class Administered:
         """Hold what lies in the root against what is to."""
         found = look(self.root.path)
         self.wrong += [f"{path} is not whole" for path in found.damaged]
-        lying = Counter((address_of(place), name) for name, places in found.places.items() for place in places)
+        lying = Counter(
+            (address_of(location), name) for name, locations in found.locations.items() for location in locations
+        )
         row.cases += expected.total()
         row.lost += (expected - lying).total()
         row.doubled += (lying - expected).total()
@@ -335,12 +337,12 @@ def _credit(op: str) -> dict[str, int]:
     return {"credit": 1000} if op == "move" else {}
 
 
-def address_of(place: Place) -> str:
+def address_of(location: Location) -> str:
     """Return the address in which a file lies, and its state unless that is target."""
-    topic, _, below = place.queue.removeprefix("topic-root/").replace("/.", "\0.", 1).partition("\0")
+    topic, _, below = location.queue.removeprefix("topic-root/").replace("/.", "\0.", 1).partition("\0")
     below = below.removeprefix(".incoming").removeprefix(".subscriptions")
     address = f"{topic.replace('/', '.')}{below}"
-    return address if place.state == "target" else f"{address}/{place.state}"
+    return address if location.state == "target" else f"{address}/{location.state}"
 
 
 def run(options: Options) -> list[Row]:

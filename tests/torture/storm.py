@@ -269,12 +269,12 @@ def _account(
     claims = list(claims)
     acked = {claim.name for claim in claims if claim.acked}
     begun = {claim.name for claim in claims if claim.by in ("ack", "leave")}
-    places = {body: places for body, places in found.places.items() if places[0].queue == queue}
-    here = Found(places, [path for path in found.damaged if f"/{queue}/" in path])
+    locations = {body: locations for body, locations in found.locations.items() if locations[0].queue == queue}
+    here = Found(locations, [path for path in found.damaged if f"/{queue}/" in path])
     account = judge(here, must=sent if keeps else sent - begun, may=tried)
-    for body in sorted(acked & places.keys()):
-        if not keeps or {place.state for place in places[body]} != {"processed"}:
-            account.wrong.append(f"{body} was acknowledged, and lies in {places[body][0].state}")
+    for body in sorted(acked & locations.keys()):
+        if not keeps or {location.state for location in locations[body]} != {"processed"}:
+            account.wrong.append(f"{body} was acknowledged, and lies in {locations[body][0].state}")
     return account
 
 

@@ -60,7 +60,7 @@ def test_a_body_is_found_in_every_state(root: Path, place: str, state: str) -> N
 def test_what_was_not_sent_is_in_no_state(root: Path, place: str) -> None:
     put(root, place, body("a"))
     found = look(root)
-    assert (dict(found.places), found.beside) == ({}, [str(root / place)])
+    assert (dict(found.locations), found.beside) == ({}, [str(root / place)])
     assert judge(found, must={"a"}).lost == ["a"]
 
 

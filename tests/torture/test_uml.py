@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torture import graph_powercut, powercut, record_powercut, uml
-from torture.account import Place
+from torture.account import Location
 from torture.lossy import OPERATIONS, PROCEDURES, Lossy, asked, records
 from torture.table import NotRun, Row
 
@@ -151,10 +151,10 @@ def test_where_the_packages_cannot_be_had_it_is_not_run(tmp_path: Path, monkeypa
 
 def seen(about: dict[str, list[Any]] | None = None, damaged: list[str] | None = None, **states: str) -> dict[str, Any]:
     """What a guest tells of its disk: bodies by the state that each lies in, `-` for `_` in their names."""
-    places = {name.replace("_", "-"): [Place("q", state, f"/{name}")] for name, state in states.items()}
-    settled = {name: [p._replace(state="processed") for p in found] for name, found in places.items()}
-    first = {"places": places, "damaged": damaged or []}
-    return {"first": first, "about": about or {}, "last": {"places": settled, "damaged": []}}
+    locations = {name.replace("_", "-"): [Location("q", state, f"/{name}")] for name, state in states.items()}
+    settled = {name: [p._replace(state="processed") for p in found] for name, found in locations.items()}
+    first = {"locations": locations, "damaged": damaged or []}
+    return {"first": first, "about": about or {}, "last": {"locations": settled, "damaged": []}}
 
 
 def test_what_a_power_cut_left_as_it_was_is_nothing_to_complain_of() -> None:
@@ -192,8 +192,8 @@ def test_a_send_or_a_settlement_that_a_power_cut_took_back_is_found() -> None:
 def test_a_body_in_two_places_or_in_part_and_a_job_in_part_are_found() -> None:
     said = ["try job-1 job-2", "take plain-9"]
     there = seen(damaged=["/q/target/x"], job_1="target")
-    there["first"]["places"]["job-1"].append(Place("q", "processing", "/y"))
-    there["last"]["places"]["stuck"] = [Place("q", "processing", "/z")]
+    there["first"]["locations"]["job-1"].append(Location("q", "processing", "/y"))
+    there["last"]["locations"]["stuck"] = [Location("q", "processing", "/z")]
     reckoning = powercut.reckon(said, there)
     assert reckoning.doubled == ["job-1"] and reckoning.damaged == ["/q/target/x"]
     assert reckoning.undone == ["of the job ['job-1', 'job-2'] only ['job-1'] is there"]
@@ -222,15 +222,15 @@ SAID = [
 ]
 
 
-def lying(**places: str) -> dict[str, Any]:
+def lying(**locations: str) -> dict[str, Any]:
     """What a look finds: messages by the queue and state that each lies in, several with `+` between."""
-    found = {name.replace("_", "-"): list(map(place, where.split("+"))) for name, where in places.items()}
-    return {"places": found, "damaged": []}
+    found = {name.replace("_", "-"): list(map(location, where.split("+"))) for name, where in locations.items()}
+    return {"locations": found, "damaged": []}
 
 
-def place(where: str) -> Place:
+def location(where: str) -> Location:
     queue, _, state = where.partition("/")
-    return Place(queue, state, f"/{where}/x")
+    return Location(queue, state, f"/{where}/x")
 
 
 def graph_seen(first: dict[str, Any] | None = None, last: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

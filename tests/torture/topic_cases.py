@@ -438,12 +438,12 @@ class TopicCases(acts.Acts[Case, Scene]):
         found = look(self._folder / "root")
         self.row.wrong += [f"{path} is not whole" for path in found.damaged]
         lying: Counter[tuple[str, str]] = Counter()
-        for name, places in found.places.items():
-            for place in places:
-                topic, _, below = place.queue.removeprefix("topic-root/").replace("/.", "\0.", 1).partition("\0")
+        for name, locations in found.locations.items():
+            for location in locations:
+                topic, _, below = location.queue.removeprefix("topic-root/").replace("/.", "\0.", 1).partition("\0")
                 subscription = below.removeprefix(".subscriptions/")
                 address = f"{topic.replace('/', '.')}/{subscription}" if below else topic
-                if subscription == ".incoming" and place.state == "error":
+                if subscription == ".incoming" and location.state == "error":
                     address = "error"
                 lying[address, name] += 1
         return lying

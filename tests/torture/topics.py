@@ -105,9 +105,9 @@ def _judge(row: Row, whole: Storm, root: Root) -> None:
     found = look(whole.folder / "root")
     row.wrong += [f"{path} is not whole" for path in found.damaged]
     lying: dict[str, Counter[str]] = {}
-    for name, places in found.places.items():
-        for place in places:
-            where = f"{place.queue}/{place.state}" if place.queue.endswith(".incoming") else place.queue
+    for name, locations in found.locations.items():
+        for location in locations:
+            where = f"{location.queue}/{location.state}" if location.queue.endswith(".incoming") else location.queue
             lying.setdefault(where.removeprefix("topic-root/"), Counter())[name] += 1
     published = lying.get("a/b/.incoming/processed", Counter())
     row.cases = len(published)

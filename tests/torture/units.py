@@ -103,12 +103,12 @@ def _waits(queue: Queue) -> bool:
 def _judge(row: Row, found: Found, names: set[str]) -> None:
     row.count(judge(found, must=names), "at the end")
     states = found.states()
-    for name, place in found.places.items():
+    for name, location in found.locations.items():
         fails = not name.startswith("good")
         if states[name] != ("error" if fails else "processed"):
             row.wrong.append(f"{name} is in {states[name]}")
-        if re.search(r"JMSXDeliveryCountI=(?!1\b)", place[0].path) or (not fails and "JMSX" in place[0].path):
-            row.wrong.append(f"{name} was counted more than once: {place[0].path}")
+        if re.search(r"JMSXDeliveryCountI=(?!1\b)", location[0].path) or (not fails and "JMSX" in location[0].path):
+            row.wrong.append(f"{name} was counted more than once: {location[0].path}")
 
 
 class Unit:

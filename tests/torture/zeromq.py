@@ -331,7 +331,7 @@ class Storm:
 
     def _of_deliveries(self, found: Found, noted: list[Line]) -> Iterator[str]:
         """Yield what was delivered after it was archived, or was acknowledged in time with nobody killed."""
-        archived = {name: os.stat(places[0].path).st_ctime_ns // 1000 for name, places in found.places.items()}
+        archived = {name: os.stat(locations[0].path).st_ctime_ns // 1000 for name, locations in found.locations.items()}
         acked = self._acked_in_time(noted)
         for line in noted:
             if line.verb == "got":
@@ -354,12 +354,12 @@ class Storm:
     def _due(self, found: Found, noted: list[Line]) -> set[str]:
         """Return what has to have an answer: its producer, and all servers that may have stored it, lived on."""
         if self._gentle:
-            return set(found.places)
+            return set(found.locations)
         lives = {actor.notes: actor for actor in self.past}
         due = set[str]()
         for line in noted:
-            if line.verb == "try" and line.rest and line.name in found.places and line.path in lives:
-                stored = _stored(found.places[line.name][0].path)
+            if line.verb == "try" and line.rest and line.name in found.locations and line.path in lives:
+                stored = _stored(found.locations[line.name][0].path)
                 servers = [actor for actor in self.past if actor.name in line.rest and actor.began <= stored]
                 ends = [lives[line.path].ended, *(actor.ended for actor in servers if actor.ended >= stored)]
                 if len(ends) > 1 and stored + PROMPT < min(ends):
@@ -383,8 +383,8 @@ class Storm:
     def _of_order(self, found: Found, sent: set[str]) -> Iterator[str]:
         """Yield what the end left that is no message: only drafts of the killed that were never answered may be."""
         counts = self.queue.counts()
-        if counts["processed"] != len(found.places):
-            yield f"{counts['processed']} are counted in processed/, and {len(found.places)} lie there"
+        if counts["processed"] != len(found.locations):
+            yield f"{counts['processed']} are counted in processed/, and {len(found.locations)} lie there"
         self.left = len(found.beside)
         for path in found.beside:
             if (name := name_of(Path(path).read_bytes())) in sent:
@@ -416,7 +416,7 @@ def _of_refusals(found: Found, noted: list[Line]) -> Iterator[str]:
             why = " ".join(line.rest)
             if not why.startswith(NO_ROOM):
                 yield f"{line.name} was refused: {why}"
-            elif line.name in found.places:
+            elif line.name in found.locations:
                 yield f"{line.name} was refused, and is there: {why}"
 
 

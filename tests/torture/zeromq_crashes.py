@@ -392,7 +392,7 @@ class Cases:
 
     def _elsewhere(self, allowed: Mapping[str, set[str]], when: str) -> Iterator[str]:
         found = look(self._folder / "root")
-        self.row.count(judge(found, must=(), may=found.places.keys()), when)
+        self.row.count(judge(found, must=(), may=found.locations.keys()), when)
         states = {name: state.rpartition("/")[2] for name, state in found.states().items()}
         for name in allowed.keys() | states.keys():
             place, places = states.get(name, GONE), allowed.get(name, {GONE})
@@ -403,7 +403,7 @@ class Cases:
     def _deliver_rest(self, keys: Mapping[str, bytes]) -> Iterator[str]:
         """Let another server deliver what waits under the keys that it had, and acknowledge it."""
         found = look(self._folder / "root")
-        waiting = {name: places[0].path for name, places in found.places.items() if places[0].state == "target"}
+        waiting = {name: places[0].path for name, places in found.locations.items() if places[0].state == "target"}
         rest = Case("the rest", _deliver, waits=tuple(waiting))
         seen = Seen()
         with self._served(None, {}) as served:
@@ -429,7 +429,7 @@ class Cases:
 
     def _days_later(self) -> Iterator[str]:
         """Yield what fsck finds and does not repair, days later; no message may go by that."""
-        there = look(self._folder / "root").places.keys()
+        there = look(self._folder / "root").locations.keys()
         clock = Clock()
         clock.ms += DAYS
         root = Root(self._folder / "root", clock=clock)
