@@ -149,12 +149,12 @@ class Cluster:
         for name in ("tmp", "conf"):
             (self.folder / name).mkdir()
         self._start_daemon(MASTER_HOST, "master.Master")
-        self.master = self._told(MASTER_HOST, r"Starting Spark master at (\S+)")
+        self.master = self._logged(MASTER_HOST, r"Starting Spark master at (\S+)")
         for host in HOSTS:
             limits = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / f"work-{host}")]
             self._start_daemon(host, "worker.Worker", *limits, self.master)
         for host in HOSTS:
-            self._told(host, r"Successfully registered with master (\S+)")
+            self._logged(host, r"Successfully registered with master (\S+)")
 
     def stop(self) -> None:
         """End the daemons and all that they started."""
@@ -203,16 +203,16 @@ class Cluster:
                 preexec_fn=partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL),
             )
 
-    def _told(self, host: str, pattern: str) -> str:
+    def _logged(self, host: str, pattern: str) -> str:
         """Wait until a daemon's log tells something; return it."""
         log, daemon = self._log(host), self._daemons[host]
 
-        def told() -> list[str]:
+        def matches() -> list[str]:
             return re.findall(pattern, log.read_text())
 
-        until(lambda: told() or daemon.poll() is not None, f"{pattern!r} in {log}", timeout=PATIENCE)
-        assert told(), f"the daemon on {host} ended with {daemon.poll()}\n{log.read_text()}"
-        return told()[0]
+        until(lambda: matches() or daemon.poll() is not None, f"{pattern!r} in {log}", timeout=PATIENCE)
+        assert matches(), f"the daemon on {host} ended with {daemon.poll()}\n{log.read_text()}"
+        return matches()[0]
 
     def _log(self, host: str) -> Path:
         return self.folder / f"{host}.log"

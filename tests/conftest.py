@@ -92,10 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(kind)
     if hasattr(config, "workerinput"):  # else their order is left to chance, as that of a file's tests always is
         tests = Counter(item.path for item in items)
-        items.sort(key=lambda item: (_place(item.path), -tests[item.path]))
+        items.sort(key=lambda item: (_rank(item.path), -tests[item.path]))
 
 
-def _place(file: Path) -> int:
+def _rank(file: Path) -> int:
     return LONGEST.index(file.name) if file.name in LONGEST else len(LONGEST)
 
 

@@ -59,7 +59,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def told(output: str) -> list[int]:
+def killed(output: str) -> list[int]:
     """Return the processes that a run says it has killed."""
     return [int(line.split()[2]) for line in output.splitlines() if line.startswith("ERROR: process ")]
 
@@ -70,7 +70,7 @@ def test_a_run_that_processes_outlive_fails_and_kills_them(
 ) -> None:
     done = run(tmp_path, LEAVE, *arguments, patience=0.2)
     assert done.returncode == 1 and "1 passed" in done.stdout, done.stdout
-    left = told(done.stdout)
+    left = killed(done.stdout)
     assert len(left) == count, done.stdout
     assert sorted(re.findall(r": sleep (\d+)$", done.stdout, re.MULTILINE)) == sleeps.split()
     until(lambda: not any(map(runs, left)), "the end of the processes")
@@ -80,7 +80,7 @@ def test_a_run_that_processes_outlive_fails_and_kills_them(
 def test_a_run_waits_for_processes_that_are_about_to_end(tmp_path: Path, arguments: Sequence[str]) -> None:
     test = "import subprocess\n\ndef test_it():\n    subprocess.Popen(['sleep', '1'])\n"
     done = run(tmp_path, test, *arguments, patience=60)
-    assert done.returncode == 0 and told(done.stdout) == [], done.stdout
+    assert done.returncode == 0 and killed(done.stdout) == [], done.stdout
 
 
 def test_a_run_that_a_test_starts_ends_nothing_of_the_run_that_the_test_is_of(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_a_run_that_a_test_starts_ends_nothing_of_the_run_that_the_test_is_of(tm
     test = f"    subprocess.Popen(['sleep', '100'])\n    subprocess.run({command!r}, check=True)\n"
     done = run(tmp_path, f"import subprocess\n\ndef test_it():\n{test}", patience=0.2)
     assert done.returncode == 1 and "1 passed" in done.stdout, done.stdout
-    assert len(told(done.stdout)) == 1, done.stdout
+    assert len(killed(done.stdout)) == 1, done.stdout
 
 
 def test_a_run_that_failed_anyway_keeps_its_status(tmp_path: Path) -> None:
     done = run(
         tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '100'])\nraise KeyboardInterrupt\n", patience=0.2
     )
-    assert done.returncode == 2 and len(told(done.stdout)) == 1, done.stdout
+    assert done.returncode == 2 and len(killed(done.stdout)) == 1, done.stdout

@@ -503,13 +503,13 @@ def left(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     left = threading.Event()
 
     def telling(decide: Callable[[FairShare, MessageFile], bool]) -> Callable[[FairShare, MessageFile], bool]:
-        def told(self: FairShare, waiting: MessageFile) -> bool:
+        def noted(self: FairShare, waiting: MessageFile) -> bool:
             another = decide(self, waiting)
             if another:
                 left.set()
             return another
 
-        return told
+        return noted
 
     for decide in (FairShare.is_anothers, FairShare.is_left):
         monkeypatch.setattr(FairShare, decide.__name__, telling(decide))

@@ -27,7 +27,7 @@ from dropq.format import names
 Actor = Popen[bytes]
 
 
-def told(actor: Actor, word: str) -> None:
+def expect(actor: Actor, word: str) -> None:
     line = said(actor)
     assert line == word, f"the actor said {line!r}"
 
@@ -76,7 +76,7 @@ def test_what_a_killed_consumer_held_is_back_after_the_next_sweep_counted_as_a_d
     queue.send_many([b"a", b"b", b"c", b"d"])
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 3, lease)
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     assert queue.sweep().total == 0
     assert where(queue) == {"processing": [b"a", b"b", b"c"], "target": [b"d"]}
     holder.kill()
@@ -93,7 +93,7 @@ def test_a_consumer_on_the_way_returns_what_a_killed_one_held(tmp_path: Path, st
     queue.send(b"a")
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     with queue.subscribe() as subscription:
         assert subscription.receive() is None
         holder.kill()
@@ -108,7 +108,7 @@ def test_one_that_hangs_without_a_lease_keeps_its_messages(tmp_path: Path, stage
     queue.send(b"a")
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     holder.send_signal(signal.SIGSTOP)
     assert queue.sweep(unleased_older_than=0).total == 0
     assert queue.receive() is None
@@ -125,7 +125,7 @@ def test_one_that_hangs_loses_its_messages_with_its_lease_and_its_late_ack_chang
     queue.send(b"a")
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 1, "0.5")
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     holder.send_signal(signal.SIGSTOP)
     until(lambda: queue.sweep().lapsed == 1, "its lease to be swept")
     message = queue.receive()
@@ -145,7 +145,7 @@ def test_one_that_hangs_and_is_killed_gives_back_what_it_still_held(tmp_path: Pa
     queue.send(b"a")
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     holder.send_signal(signal.SIGSTOP)
     holder.kill()
     holder.wait(10)
@@ -158,8 +158,8 @@ def test_a_lease_that_is_renewed_in_time_is_never_swept(tmp_path: Path, stage: l
     queue.send(b"a")
     holder = start("renew", tmp_path / "root", tmp_path / "notes", "0.6", 9)
     stage += [holder, start("sweep", tmp_path / "root", tmp_path / "notes")]
-    told(holder, "holding")
-    told(holder, "acked")
+    expect(holder, "holding")
+    expect(holder, "acked")
     accounted(queue, [b"a"])
     assert [message.delivery_count for message in queue.browse("processed")] == [0], "as it was sent"
 
@@ -293,7 +293,7 @@ def test_sweeps_that_race_return_what_the_dead_held_once(tmp_path: Path, stage: 
     queue.send_many(bodies)
     holder = start("hold", tmp_path / "root", tmp_path / "notes", 100)
     stage.append(holder)
-    told(holder, "holding")
+    expect(holder, "holding")
     holder.kill()
     holder.wait(10)
     stage += [start("sweep", tmp_path / "root", tmp_path / "notes") for _ in range(3)]

@@ -66,7 +66,7 @@ def test_a_message_frees_no_credit_that_its_own_names_as_below_and_that_is_anoth
     assert credit(source).name == others.key, "its own is gone, the other's is there"
 
 
-def told_by(source: Queue, content: object) -> Path:
+def damaged_token(source: Queue, content: object) -> Path:
     token = Path(source.root.path, ".dropq", "tokens", "aaaaaa")
     token.write_text(json.dumps(content))
     return token
@@ -93,7 +93,7 @@ def test_a_token_file_leads_to_queues_of_this_root_only(
         (outside / folder).mkdir(parents=True)
     victim = outside / ".dropq/credits/aaaaaa/0123456789"
     victim.write_bytes(Credit("forged", "goal").written)
-    told_by(source, content)
+    damaged_token(source, content)
     ack_forged(goal, "aaaaaa-0123456789")
     assert victim.exists()
 
@@ -122,7 +122,7 @@ def test_links_on_the_way_to_a_credit_are_not_followed(
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "0123456789").write_bytes(Credit("forged", "goal").written)
-    told_by(source, {"queue": "source", "selector": "on"})
+    damaged_token(source, {"queue": "source", "selector": "on"})
     link(source, outside)
     ack_forged(goal, "aaaaaa-0123456789")
     assert [path.name for path in outside.rglob("0123456789")] == ["0123456789"]

@@ -869,7 +869,7 @@ def crash_everywhere(
             return
 
 
-def places(root: Root) -> list[tuple[str, str]]:
+def locations(root: Root) -> list[tuple[str, str]]:
     """Return the queue and the state of each message of a root, also of one that is being written."""
     return [(queue.name, state) for queue in root.queues() for state, bodies in where(queue).items() for _ in bodies]
 
@@ -898,11 +898,11 @@ def test_a_crash_leaves_a_letter_in_exactly_one_place(
 
     def check(root: Root, done: bool) -> None:
         root.queue("orders").sweep()  # returns what the dead held
-        (place,) = places(root)
-        assert place in ([("letters", "target")] if done else [("orders", "target"), ("letters", "target")])
-        message = only(root.queue(place[0]))
+        (location,) = locations(root)
+        assert location in ([("letters", "target")] if done else [("orders", "target"), ("letters", "target")])
+        message = only(root.queue(location[0]))
         assert (message.body, message.correlation_id) == (b"a", fields.get("correlation_id"))
-        assert message.origin == (None if place[0] == "orders" else "orders")
+        assert message.origin == (None if location[0] == "orders" else "orders")
 
     crash_everywhere(tmp_path / "root", act, check, noreplace=noreplace)
 
@@ -915,9 +915,9 @@ def test_a_crash_on_the_way_to_error_leaves_a_message_in_exactly_one_place(tmp_p
 
     def check(root: Root, done: bool) -> None:
         root.queue("orders").sweep()
-        (place,) = places(root)
-        assert place in ([("orders", "error")] if done else [("orders", "target"), ("orders", "error")])
-        if place[1] == "error":
+        (location,) = locations(root)
+        assert location in ([("orders", "error")] if done else [("orders", "target"), ("orders", "error")])
+        if location[1] == "error":
             reason = only(root.queue("orders"), "error").reason
             assert reason is not None and reason["reason"] == "max_deliveries"
 
@@ -930,7 +930,7 @@ def test_a_crash_in_a_send_to_a_missing_queue_leaves_the_message_at_most_once(tm
     make_root(tmp_path / "root")
 
     def check(root: Root, done: bool) -> None:
-        there = places(root)
+        there = locations(root)
         assert there in ([[("letters", "target")]] if done else [[], [("letters", "working")], [("letters", "target")]])
         if there == [("letters", "target")]:
             letter = only(root.queue("letters"))
@@ -951,7 +951,7 @@ def test_a_crash_on_the_way_back_leaves_each_letter_in_exactly_one_place(
         root.create_queue(name)
 
     def check(root: Root, done: bool) -> None:
-        assert len(places(root)) == 2 and {state for _, state in places(root)} == {"target"}
+        assert len(locations(root)) == 2 and {state for _, state in locations(root)} == {"target"}
         for name in ("orders", "bills"):
             back = list(root.queue(name).browse())
             assert [message.body for message in back] in ([[name.encode()]] if done else [[], [name.encode()]])

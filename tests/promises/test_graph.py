@@ -301,7 +301,7 @@ def names(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes]
 
 
-def told(graph: Graph) -> Counter[tuple[str, str]]:
+def edge_counts(graph: Graph) -> Counter[tuple[str, str]]:
     return Counter((edge.source, edge.to) for edge in graph.edges)
 
 
@@ -317,7 +317,7 @@ def test_mermaid_has_each_node_and_edge_once_and_no_name_breaks_it(graph: Graph)
             edges[called[arrow[1]], called[arrow[2]]] += 1
         else:
             assert re.fullmatch(r" {4}(classDef stuck|class [n\d,]+ stuck|linkStyle \d+) ?.*", line), line
-    assert (list(called.values()), edges) == (names(graph), told(graph))
+    assert (list(called.values()), edges) == (names(graph), edge_counts(graph))
 
 
 def _plain(label: str) -> list[str]:
@@ -339,7 +339,7 @@ def test_graphviz_has_each_node_and_edge_once_and_no_name_breaks_it(graph: Graph
             edges[called[arrow[1]], called[arrow[2]]] += 1
         else:
             assert re.fullmatch(r" {4}(rankdir=LR|(node|edge) \[[^\]]*\]);", line), line
-    assert (list(called.values()), edges) == (names(graph), told(graph))
+    assert (list(called.values()), edges) == (names(graph), edge_counts(graph))
 
 
 def boxes(picture: ElementTree.Element) -> dict[str, tuple[float, float, float, float]]:

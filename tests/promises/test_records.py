@@ -59,7 +59,7 @@ def acked(loop: Iterator[Record]) -> list[tuple[int, bytes]]:
     return seen
 
 
-def told(queue: Queue, state: str) -> dict[str, bytes]:
+def bodies_in(queue: Queue, state: str) -> dict[str, bytes]:
     """Return the bodies in a state by their ids, and where they begin if that is not 1."""
     found = {}
     for message in queue.browse(state=state):
@@ -82,7 +82,7 @@ def test_records_of_several_messages_come_in_order_and_all_are_acknowledged(queu
         seen.append((record.message.id, record.number, record.data))
         record.ack()
     assert seen == [(first, 1, b"1"), (first, 2, b"2"), (first, 3, b"3"), (second, 1, b"1"), (second, 2, b"2")]
-    assert told(queue, "processed") == {first: lines(1, 3), second: lines(1, 2)}
+    assert bodies_in(queue, "processed") == {first: lines(1, 3), second: lines(1, 2)}
     assert queue.counts()["processed"] == 2
     assert staged(queue) == []
 
@@ -105,7 +105,7 @@ def test_a_record_that_is_rejected_becomes_a_message_in_error_and_the_bundle_is_
     assert reason["reason"] == "rejected"
     assert reason["line"] == 2
     assert "is not JSON" in str(reason["detail"])
-    assert told(queue, "processed") == {id: b'{"n": 1}\nbad\n{"n": 3}'}
+    assert bodies_in(queue, "processed") == {id: b'{"n": 1}\nbad\n{"n": 3}'}
     assert staged(queue) == []
 
 
@@ -129,7 +129,7 @@ def test_a_row_that_is_rejected_keeps_the_header_and_is_repaired_and_requeued(qu
         with suppress(ValueError), record:
             rows.append(record.fields)
     assert rows == [{"id": "1", "text": "a\nb"}, {"id": "3", "text": "e"}]
-    assert told(queue, "error") == {f"{id}-2": b"id,text\n2,c,d\n"}
+    assert bodies_in(queue, "error") == {f"{id}-2": b"id,text\n2,c,d\n"}
     (bad,) = queue.browse(state="error")
     assert bad.reason is not None
     assert "2 of message" in str(bad.reason["detail"])
@@ -161,14 +161,14 @@ def test_a_failed_record_is_retried_while_attempts_last_and_then_lies_in_error(r
         else:
             record.ack()
     assert tries == 3
-    assert told(queue, "error") == {f"{id}-2": b"2\n"}
+    assert bodies_in(queue, "error") == {f"{id}-2": b"2\n"}
 
 
 def test_a_message_with_one_record_is_settled_as_the_message_that_it_is(queue: Queue) -> None:
     id = queue.send(b"only", type="text").id
     for record in records(queue):
         record.reject("bad")
-    assert told(queue, "error") == {id: b"only"}
+    assert bodies_in(queue, "error") == {id: b"only"}
     assert not os.path.exists(queue.layout.staged)
 
 
@@ -179,8 +179,8 @@ def test_what_is_left_waits_under_the_same_id_and_says_where_it_begins(queue: Qu
         for _ in range(2):
             next(taken).ack()
         next(taken)
-    assert told(queue, "target") == {f"{id} from 3": lines(3, 5)}
-    assert told(queue, "processed") == {f"{id} from 1": b"1\n2"}
+    assert bodies_in(queue, "target") == {f"{id} from 3": lines(3, 5)}
+    assert bodies_in(queue, "processed") == {f"{id} from 1": b"1\n2"}
     assert acked(records(queue)) == [(3, b"3"), (4, b"4"), (5, b"5")]
     assert staged(queue) == []
 
@@ -192,9 +192,9 @@ def test_records_settled_out_of_order_leave_empty_lines_so_that_numbers_stay(que
         taken[1].ack()
         taken[4].ack()
         taken[3].reject("four")
-    assert told(queue, "target") == {f"{id} from 1": b"1\n\n3\n\n\n6\n"}
-    assert told(queue, "processed") == {f"{id} from 2": b"2\n\n\n5"}
-    assert told(queue, "error") == {f"{id}-4": b"4\n"}
+    assert bodies_in(queue, "target") == {f"{id} from 1": b"1\n\n3\n\n\n6\n"}
+    assert bodies_in(queue, "processed") == {f"{id} from 2": b"2\n\n\n5"}
+    assert bodies_in(queue, "error") == {f"{id}-4": b"4\n"}
     assert acked(records(queue)) == [(1, b"1"), (3, b"3"), (6, b"6")]
 
 
@@ -206,8 +206,8 @@ def test_the_verbs_of_the_message_concern_what_is_left(queue: Queue, verb: str) 
     arguments = ("no",) if verb in ("fail", "reject") else ()
     getattr(message, verb)(*arguments)
     state = {"nack": "target", "release": "target", "expire": "expired"}.get(verb, "error")
-    assert told(queue, state) == {f"{id} from 2": lines(2, 4)}
-    assert told(queue, "processed") == {f"{id} from 1": b"1"}
+    assert bodies_in(queue, state) == {f"{id} from 2": lines(2, 4)}
+    assert bodies_in(queue, "processed") == {f"{id} from 1": b"1"}
     assert not message.held
     left = next(iter(queue.browse(state=state)))
     assert left.delivery_count == (0 if verb == "release" else 1)
@@ -221,8 +221,8 @@ def test_an_ack_of_the_message_acknowledges_what_is_not_settled_otherwise(queue:
         if record.number == 2:
             record.reject("two")
     message.ack()
-    assert told(queue, "processed") == {id: lines(1, 3)}
-    assert told(queue, "error") == {f"{id}-2": b"2\n"}
+    assert bodies_in(queue, "processed") == {id: lines(1, 3)}
+    assert bodies_in(queue, "error") == {f"{id}-2": b"2\n"}
 
 
 def test_each_record_is_settled_once(queue: Queue) -> None:
@@ -273,7 +273,7 @@ def test_threads_settle_records_in_any_order(queue: Queue) -> None:
     for thread in threads:
         thread.join()
     message.release()
-    assert told(queue, "processed") == {id: lines(1, 1000)}
+    assert bodies_in(queue, "processed") == {id: lines(1, 1000)}
     assert queue.counts()["target"] == 0
 
 
@@ -285,7 +285,7 @@ def test_a_checkpoint_commits_what_is_settled_and_the_loop_goes_on_with_the_rest
         record.ack()
     assert [each[:3] for each in names] == [(1, 0, 1), (2, 2, 1), (3, 3, 1), (4, 4, 1)]
     assert len({each[3] for each in names}) == 4
-    assert told(queue, "processed") == {
+    assert bodies_in(queue, "processed") == {
         f"{id} from 1": b"1",
         f"{id} from 2": b"2",
         f"{id} from 3": b"3",
@@ -329,7 +329,7 @@ def test_a_bundle_over_which_somebody_died_is_cut_until_a_record_stands_alone(ro
             else:
                 break
     assert deaths == 10 + 3
-    assert told(queue, "error") == {f"{id} from 371": b"371\n"}
+    assert bodies_in(queue, "error") == {f"{id} from 371": b"371\n"}
     assert sorted({*acked, 371}) == list(range(1, 1001))
 
 
@@ -375,11 +375,11 @@ def test_what_cannot_be_taken_apart_goes_to_error_and_what_was_before_it_is_sett
     body = b"\0\0\0\1a\0\0\0\1b\0\0\0\7torn"
     id = queue.send(body, type="frames").id
     assert acked(records(queue)) == [(1, b"a"), (2, b"b")]
-    assert told(queue, "error") == {f"{id} from 3": b"\0\0\0\7torn"}
+    assert bodies_in(queue, "error") == {f"{id} from 3": b"\0\0\0\7torn"}
     (torn,) = queue.browse(state="error")
     assert torn.reason is not None
     assert (torn.reason["reason"], torn.reason["record"]) == ("unreadable", 3)
-    assert told(queue, "processed") == {f"{id} from 1": b"\0\0\0\1a\0\0\0\1b"}
+    assert bodies_in(queue, "processed") == {f"{id} from 1": b"\0\0\0\1a\0\0\0\1b"}
 
 
 def test_when_too_many_records_fail_the_rest_goes_to_error_as_one_message(root: Root) -> None:
@@ -387,7 +387,7 @@ def test_when_too_many_records_fail_the_rest_goes_to_error_as_one_message(root: 
     id = queue.send(lines(1, 6), type="text").id
     for record in records(queue):
         record.reject("bad") if record.number != 1 else record.ack()
-    assert told(queue, "error") == {f"{id}-2": b"2\n", f"{id}-3": b"3\n", f"{id} from 4": lines(4, 6)}
+    assert bodies_in(queue, "error") == {f"{id}-2": b"2\n", f"{id}-3": b"3\n", f"{id} from 4": lines(4, 6)}
     reasons = [(message.reason or {})["reason"] for message in queue.browse(state="error")]
     assert sorted(map(str, reasons)) == ["rejected", "rejected", "too_many_records"]
 
@@ -399,7 +399,7 @@ def test_a_body_that_is_written_to_while_it_is_held_goes_to_error_whole(queue: Q
     with open(message.path, "ab") as body:
         body.write(b"4\n")
     message.nack()
-    assert told(queue, "error") == {id: lines(1, 4)}
+    assert bodies_in(queue, "error") == {id: lines(1, 4)}
     (changed,) = queue.browse(state="error")
     assert changed.reason is not None
     assert changed.reason["reason"] == "body_changed"
@@ -427,8 +427,8 @@ def test_a_queue_without_history_keeps_nothing_of_what_was_acknowledged(root: Ro
     next(taken).ack()
     next(taken).reject("two")
     message.nack()
-    assert told(queue, "target") == {f"{id} from 3": lines(3, 4)}
-    assert told(queue, "error") == {f"{id}-2": b"2\n"}
+    assert bodies_in(queue, "target") == {f"{id} from 3": lines(3, 4)}
+    assert bodies_in(queue, "error") == {f"{id}-2": b"2\n"}
     assert queue.counts()["processed"] == 0
 
 
@@ -439,7 +439,7 @@ def test_a_lost_claim_settles_nothing(queue: Queue) -> None:
     os.rename(message.path, f"{queue.layout.target}/{message.name}")  # by hand
     with pytest.raises(LeaseLost):
         message.ack()
-    assert told(queue, "target") == {id: lines(1, 3)}
+    assert bodies_in(queue, "target") == {id: lines(1, 3)}
     assert queue.counts()["error"] == queue.counts()["processed"] == 0
 
 
@@ -481,8 +481,8 @@ def test_a_settlement_that_was_refused_can_be_tried_again(queue: Queue, monkeypa
     assert message.held
     next(taken).ack()
     message.nack(delay=0)
-    assert told(queue, "target") == {f"{id} from 3": lines(3, 4)}
-    assert told(queue, "error") == {f"{id}-1": b"1\n"}
+    assert bodies_in(queue, "target") == {f"{id} from 3": lines(3, 4)}
+    assert bodies_in(queue, "error") == {f"{id}-1": b"1\n"}
 
 
 def refused(*_: object, **__: object) -> None:
@@ -571,7 +571,7 @@ def test_what_was_not_read_is_left_if_an_error_ends_the_reading(
         patch.setattr(RecordReader, "__iter__", interrupted)
         with pytest.raises(raised):
             acked(records(queue))
-    assert told(queue, "processed") == ({f"{id} from 1": b"1\n2"} if before else {})
+    assert bodies_in(queue, "processed") == ({f"{id} from 1": b"1\n2"} if before else {})
     assert acked(records(queue)) == [(number, b"%d" % number) for number in range(before + 1, 6)]
     assert queue.counts()["target"] == 0
 
@@ -592,7 +592,7 @@ def test_nothing_is_left_if_an_error_comes_behind_the_last_record(
         patch.setattr(RecordReader, "__iter__", interrupted)
         with pytest.raises(StorageError):
             acked(records(queue))
-    assert told(queue, "processed") == {id: body}
+    assert bodies_in(queue, "processed") == {id: body}
     assert queue.counts()["target"] == 0
 
 
@@ -612,7 +612,7 @@ def test_a_message_with_one_record_ends_by_the_limits_of_the_queue(root: Root, v
     id = queue.send(b"only\n", type="text").id
     for record in records(queue):
         record.nack() if verb == "nack" else record.fail("no")
-    assert told(queue, "error") == {id: b"only\n"}
+    assert bodies_in(queue, "error") == {id: b"only\n"}
 
 
 def test_what_json_cannot_hold_is_no_reason_and_the_record_stays_open(queue: Queue) -> None:
@@ -643,8 +643,8 @@ def test_the_parts_of_a_foreign_file_say_where_they_begin(queue: Queue) -> None:
     next(taken).ack()
     next(taken).reject("two")
     message.reject("all else")
-    assert told(queue, "error") == {"orders.txt from 3": lines(3, 4), "orders.txt-2": b"2\n"}
-    assert told(queue, "processed") == {"orders.txt from 1": b"1"}
+    assert bodies_in(queue, "error") == {"orders.txt from 3": lines(3, 4), "orders.txt-2": b"2\n"}
+    assert bodies_in(queue, "processed") == {"orders.txt from 1": b"1"}
 
 
 @pytest.mark.parametrize("how", ["appended", "replaced"])
@@ -663,7 +663,7 @@ def test_what_was_written_behind_the_last_record_is_not_archived_unread(queue: Q
     last.ack()
     for record in loop:
         record.ack()
-    assert told(queue, "error") == {id: lines(1, 3)}
+    assert bodies_in(queue, "error") == {id: lines(1, 3)}
 
 
 def test_shares_of_a_barrier_and_what_is_delivered_at_most_once_are_read_past_a_checkpoint(root: Root) -> None:

@@ -52,7 +52,7 @@ def root(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Root:
     return root
 
 
-def told(root: Root, queue: str) -> list[Note]:
+def notes_of(root: Root, queue: str) -> list[Note]:
     """What happened in a scenario, which took the course that it is about."""
     found = notes(root.path, queue)
     assert [each["error"] for each in found if each["event"] == "broken"] == []
@@ -79,7 +79,7 @@ def assert_all_that_lies(queue: Queue, bodies: list[bytes]) -> None:
 
 
 def test_a_job_spread_over_both_hosts_sends_each_row_once(root: Root) -> None:
-    queue, _ = root.queue("plain"), told(root, "plain")
+    queue, _ = root.queue("plain"), notes_of(root, "plain")
     sent = [message.text.split() for message in queue.browse()]
     assert sorted(int(number) for number, _ in sent) == list(range(MANY_ROWS))
     assert {host for _, host in sent} == set(HOSTS)
@@ -91,7 +91,7 @@ def test_a_job_spread_over_both_hosts_sends_each_row_once(root: Root) -> None:
 
 def test_tasks_that_fail_at_first_send_each_row_once(root: Root) -> None:
     """One fails while rows come, one takes its Python with it, and two fail after they have staged all."""
-    found = told(root, "failing_tasks")
+    found = notes_of(root, "failing_tasks")
     began = {each["partition"] for each in found if each["event"] == "began" and each["attempt"] == 0}
     errors = {each["partition"]: each["error"] for each in found if each["event"] == "failed" and each["attempt"] == 0}
     late = "RuntimeError: fails after all is staged"
@@ -104,7 +104,7 @@ def test_tasks_that_fail_at_first_send_each_row_once(root: Root) -> None:
 def test_a_task_that_is_killed_while_it_stages_is_staged_anew_by_another(root: Root, killed: str) -> None:
     """Its Python alone, or its whole executor, gets a SIGKILL."""
     queue, process = f"killed_{killed}", {"worker": "pid", "executor": "executor"}[killed]
-    found = told(root, queue)
+    found = notes_of(root, queue)
     held, kill, again = first(found, "held"), first(found, "killed"), first(found, "staged", partition=0)
     assert held < kill < again
     assert 0 < found[held]["staged"] < ROWS
@@ -129,7 +129,7 @@ def test_a_try_that_lost_and_goes_on_after_the_commit_changes_nothing(
 ) -> None:
     """Speculation repeats a slow task on the other host, which wins; the slow one goes on when all is sent."""
     queue = f"late_{moment}"
-    found = told(root, queue)
+    found = notes_of(root, queue)
     held, won, saved = first(found, "held"), first(found, "staged", partition=0), first(found, "saved")
     late = ended(root.path, queue)
     assert late is not None and late["event"] == outcome
@@ -143,7 +143,7 @@ def test_a_try_that_lost_and_goes_on_after_the_commit_changes_nothing(
 @pytest.mark.parametrize("moment", ["before", "midway"])
 def test_a_try_that_goes_on_after_its_job_failed_leaves_nothing(root: Root, moment: str) -> None:
     queue = f"failed_{moment}"
-    found = told(root, queue)
+    found = notes_of(root, queue)
     late = ended(root.path, queue)
     assert late is not None and "StorageError: No such file or directory" in late.get("error", late)
     assert first(found, "held") < first(found, "refused") < first(found, "released") < found.index(late)
@@ -153,7 +153,7 @@ def test_a_try_that_goes_on_after_its_job_failed_leaves_nothing(root: Root, mome
 
 def test_a_try_of_a_job_that_failed_adds_nothing_to_a_second_run_of_its_id(root: Root) -> None:
     """It stages into the second run's folder just before that commits."""
-    found = told(root, "failed_then_repeated")
+    found = notes_of(root, "failed_then_repeated")
     tries = [name[:6] for name in found[first(found, "lying")]["tries"]]
     assert tries == ["p00000", "p00000", "p00001", "p00002", "p00003"]
     assert first(found, "refused") < first(found, "released") < first(found, "lying") < first(found, "saved")
@@ -169,7 +169,7 @@ def modes(folder: str) -> set[tuple[str, int]]:
 
 
 def test_what_executors_with_another_umask_write_has_the_modes_of_the_queue(root: Root) -> None:
-    found, queue = told(root, "modes"), root.queue("modes")
+    found, queue = notes_of(root, "modes"), root.queue("modes")
     assert found[first(found, "files")]["modes"] == [["0660", GROUP]]
     assert found[first(found, "folders")]["modes"] == [["2770", GROUP]]
     assert modes(queue.layout.target) == modes(queue.layout.ledger) == {("0660", GROUP)}
@@ -177,7 +177,7 @@ def test_what_executors_with_another_umask_write_has_the_modes_of_the_queue(root
 
 
 def test_without_modes_of_the_queue_each_ones_umask_decides(root: Root) -> None:
-    found, queue = told(root, "umask"), root.queue("umask")
+    found, queue = notes_of(root, "umask"), root.queue("umask")
     group = base(queue).stat().st_gid
     executors, drivers = f"{0o664 & ~UMASK:04o}", f"{0o664 & ~DRIVER_UMASK:04o}"
     assert found[first(found, "files")]["modes"] == [[executors, group]]

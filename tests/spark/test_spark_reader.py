@@ -98,7 +98,7 @@ def struct(schema: str) -> t.StructType:
     return t.StructType([t.StructField(name, kinds[kind]) for name, kind in fields])
 
 
-def told(frame: DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     """The rows of a frame by their paths; times in microseconds."""
     columns = [f"unix_micros({name}) {name}" if name in ("timestamp", "expiration") else name for name in frame.columns]
     rows = [row.asDict() for row in frame.selectExpr(*columns).collect()]
@@ -189,7 +189,7 @@ def send_all_kinds(queue: Queue) -> None:
 
 
 def test_a_read_tells_of_every_message_what_a_browse_tells(spark: SparkSession, zoo: Queue) -> None:
-    rows = told(read(spark, zoo, state=",".join(STATES)))
+    rows = rows_of(read(spark, zoo, state=",".join(STATES)))
     assert rows == browsed(zoo, *STATES)
     counts = {state: sum(row["state"] == state for row in rows) for state in STATES}
     assert counts == {"target": 7, "processing": 7, "processed": 6, "expired": 6, "error": 6, "delayed": 2}
@@ -209,18 +209,18 @@ def test_messages_that_tell_only_the_least_are_rows_like_the_others(spark: Spark
     for number, priority in enumerate((4, -(2**31), 2**31 - 1, 0, -7)):
         queue.send(str(number), priority=priority)
     expected = browsed(queue, "target")
-    assert told(read(spark, queue)) == expected
+    assert rows_of(read(spark, queue)) == expected
     with setting(spark, "spark.sql.execution.arrow.useLargeVarTypes", True):
-        assert told(read(spark, queue)) == expected
+        assert rows_of(read(spark, queue)) == expected
     drop(queue, "foreign", b"")
-    assert told(read(spark, queue)) == browsed(queue, "target")
+    assert rows_of(read(spark, queue)) == browsed(queue, "target")
 
 
 def test_target_is_what_is_read_without_a_state(spark: SparkSession, zoo: Queue) -> None:
     frame = read(spark, zoo)
     assert [(field.name, field.dataType) for field in frame.schema.fields] == list(COLUMNS.items())
-    assert told(frame) == browsed(zoo, "target")
-    assert told(read(spark, zoo, state="error, expired")) == browsed(zoo, "error", "expired")
+    assert rows_of(frame) == browsed(zoo, "target")
+    assert rows_of(read(spark, zoo, state="error, expired")) == browsed(zoo, "error", "expired")
 
 
 @pytest.mark.parametrize("columns", ["length path id", "value path", "properties path timestamp", "delivery_count"])
@@ -819,7 +819,7 @@ def test_a_filter_chooses_as_a_browse_does(zoo: Queue, filter: str, count: int) 
 
 def test_spark_reads_what_a_filter_chooses(spark: SparkSession, zoo: Queue) -> None:
     filter = "region LIKE 'EU%' AND ok"
-    rows = told(read(spark, zoo, state="error,target", filter=filter))
+    rows = rows_of(read(spark, zoo, state="error,target", filter=filter))
     assert rows == browsed(zoo, "error", "target", filter=filter)
     assert len(rows) == 2
 
@@ -992,7 +992,7 @@ def test_a_batch_of_foreign_files_has_the_times_of_their_contents(spark: SparkSe
     os.utime(base(queue) / "target" / "report.csv", ns=(1, 1700000000123 * 10**6))
     send(queue, 1)
     with claim(spark, queue) as frame:
-        rows = {row["id"]: row for row in told(frame)}
+        rows = {row["id"]: row for row in rows_of(frame)}
     assert rows["report.csv"]["timestamp"] == 1700000000123000
     assert (rows["report.csv"]["value"], len(rows)) == (b"foreign", 2)
     assert (base(queue) / "processed" / "report.csv").read_bytes() == b"foreign"

@@ -80,7 +80,7 @@ class Meeting:
             self.calls.append(call.name)
         return None if call.name == "fsync" else call.do()
 
-    def told(self) -> list[str]:
+    def calls_made(self) -> list[str]:
         """Return the calls until now."""
         return self.calls
 
@@ -90,7 +90,7 @@ class Counting(Protocol):
 
     def __call__(self, call: Call) -> object: ...
 
-    def told(self) -> list[str]:
+    def calls_made(self) -> list[str]:
         """Return the calls until now."""
 
 
@@ -157,7 +157,7 @@ class Acts(ABC, Generic[C, S]):
         for failing in choose(found):
             name = said.calls[failing.at - 1]
             where = f"{case.name}: {errno.errorcode[failing.error]}{' from then on' * failing.lasts}"
-            what = self.perform(case, partial(_always, failing), failing.told)
+            what = self.perform(case, partial(_always, failing), failing.calls_made)
             assert what is not None
             self.row.faults += 1
             where = f"{where} at call {failing.at} of {len(said.calls)}, {name}"
@@ -169,7 +169,7 @@ class Acts(ABC, Generic[C, S]):
 
     def undisturbed(self, case: C, between: Counting) -> Said:
         """Do what a case does, with nothing in its way; return what became of it, and the calls."""
-        said = self.perform(case, partial(_always, between), between.told)
+        said = self.perform(case, partial(_always, between), between.calls_made)
         assert said is not None and not said.raised, (case.name, said)
         return said
 
@@ -183,9 +183,9 @@ class Acts(ABC, Generic[C, S]):
             return None
         if status != SAID:
             raise RuntimeError(f"{case.name}: the process ended with {status}")
-        told = json.loads((self._folder / "said").read_text())
-        self._clock.ms = told.pop("clock")
-        return Said(**told)
+        calls_made = json.loads((self._folder / "said").read_text())
+        self._clock.ms = calls_made.pop("clock")
+        return Said(**calls_made)
 
     def _in_the_child(self, case: C, between: Callable[[S], Between], calls: Callable[[], list[str]]) -> None:
         logging.disable()
@@ -198,8 +198,8 @@ class Acts(ABC, Generic[C, S]):
             except (DropqError, OSError) as error:
                 words = "; ".join([str(error), *getattr(error, "__notes__", ())])
                 raised = type(error).__name__
-            told = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
-            (self._folder / "said").write_text(json.dumps(told))
+            calls_made = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
+            (self._folder / "said").write_text(json.dumps(calls_made))
         os._exit(SAID)
 
 

@@ -43,7 +43,7 @@ class Dying:
         self.calls.append(call.name)
         return None if call.name == "fsync" else call.do()
 
-    def told(self) -> list[str]:
+    def calls_made(self) -> list[str]:
         """Return the calls until now, and count no more."""
         calls, self.calls = self.calls, []
         return calls
@@ -67,7 +67,7 @@ def _crash_all(options: Options, setting: Setting) -> Row:
 def crash(cases: Cases, verb: Verb, chance: random.Random | None = None) -> None:
     """Let a verb die at every moment, or at one that is left to chance."""
     dying = Dying(None)
-    said = cases.perform(verb, dying, calls=dying.told)
+    said = cases.perform(verb, dying, calls=dying.calls_made)
     assert said is not None
     calls, after = said.calls, cases.here()
     moments = [Moment(number) for number in range(1, len(calls))]

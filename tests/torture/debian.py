@@ -141,7 +141,7 @@ def _settings() -> dict[str, str]:
     return found
 
 
-def _places(name: str, value: str) -> Iterator[Path]:
+def _paths(name: str, value: str) -> Iterator[Path]:
     """Yield the files and folders of the host that a setting of pip's names."""
     for word in value.split():
         if word.startswith(("/", "file:")) and (path := Path(urlsplit(word).path)).exists():
@@ -154,13 +154,13 @@ def _let_pip_reach(release: Path) -> None:
     (home / ".config" / "pip").mkdir(parents=True)
     lines = [f"{name} = {value}" for name, value in settings.items()]
     (home / ".config" / "pip" / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
-    for file in (path for name, value in settings.items() for path in _places(name, value) if path.is_file()):
+    for file in (path for name, value in settings.items() for path in _paths(name, value) if path.is_file()):
         (release / str(file)[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, release / str(file)[1:])
 
 
 def _shared() -> list[str]:
-    return [str(path) for name, value in _settings().items() for path in _places(name, value) if path.is_dir()]
+    return [str(path) for name, value in _settings().items() for path in _paths(name, value) if path.is_dir()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

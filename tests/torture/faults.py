@@ -96,7 +96,7 @@ class Failing:
             return call.changes and call.name in ("open", "write", "mkdir", "link", "rename")
         return call.name == self.refused
 
-    def told(self) -> list[str]:
+    def calls_made(self) -> list[str]:
         """Return the calls until now, and refuse no more."""
         calls, self.calls, self.at, self.refused = self.calls, [], 0, ""
         return calls
@@ -121,7 +121,7 @@ def _refuse_all(options: Options, setting: Setting) -> Row:
 def refuse(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) -> None:
     """Refuse a share of the calls of a verb, but at least one, each with an error that is left to chance."""
     whole = Failing()
-    said = cases.perform(verb, whole, calls=whole.told)
+    said = cases.perform(verb, whole, calls=whole.calls_made)
     assert said is not None
     calls, after, raised = said.calls, cases.here(), said.raised
     numbers = range(1, len(calls) + 1)
@@ -129,7 +129,7 @@ def refuse(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) 
         name = calls[number - 1]
         failing = Failing(number, chance.choice(ERRORS.get(name, _ANY)), lasts=chance.random() < 0.5)
         failing.late = failing.error in LATE and chance.random() < 0.5
-        said = cases.perform(verb, failing, calls=failing.told)
+        said = cases.perform(verb, failing, calls=failing.calls_made)
         assert said is not None
         cases.row.faults += 1
         kind = errno.errorcode[failing.error] + " from then on" * failing.lasts + ", too late" * failing.late

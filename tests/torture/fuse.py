@@ -116,7 +116,7 @@ def tested(name: str, options: Options, test: Callable[[Mounted, Row, Options], 
     row = Row(name)
     try:
         with mounted(kind, options.folder / "".join(c if c.isalnum() else "-" for c in name)) as fs:
-            row.test = f"{name} ({mounts.told(probed(fs.path))})" if test is every_verb else name
+            row.test = f"{name} ({mounts.in_words(probed(fs.path))})" if test is every_verb else name
             test(fs, row, options)
     except NotRun as reason:
         row.not_run = str(reason)

@@ -689,7 +689,7 @@ class GraphCases(acts.Acts[Case, Scene]):
     def _judged(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
         if other != A_SCRIPT:
             yield from Books.of(*self._folders).overdrawn()
-        yield from self._told_wrongly(case, said, other)
+        yield from self._wrong_reports(case, said, other)
         with self.mounted():
             try:
                 self._clock.advance(LAPSE)  # a router may have left its claim
@@ -785,7 +785,7 @@ class GraphCases(acts.Acts[Case, Scene]):
         """Return whether another program may have settled something that leaves no trace."""
         return not self._setting.history and other in (A_SCRIPT, A_CONSUMER)
 
-    def _told_wrongly(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
+    def _wrong_reports(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
         """Yield what a verb that settles says that is not so."""
         if said is None or other or case.before is not _held_twice or not case.settles:
             return

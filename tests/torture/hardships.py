@@ -571,10 +571,10 @@ STORIES: dict[str, Callable[[Teller], None]] = {
 
 def run(options: Options) -> list[Row]:
     """Return a row for each story."""
-    return [told(options, name) for name in STORIES]
+    return [run_story(options, name) for name in STORIES]
 
 
-def told(options: Options, name: str) -> Row:
+def run_story(options: Options, name: str) -> Row:
     """Tell a story; return what it came to."""
     row = Row(f"hardships: {name}")
     STORIES[name](Teller(options, row))

@@ -462,15 +462,15 @@ class Driver:
     def _write(self, run: Run) -> None:
         rows = self._spark.range(0, run.rows, 1, run.parts).selectExpr(f"concat('{run.name} ', id) as value")
         job_id = {"jobId": run.name} if run.has_id else {}
-        rows.write.format(run.name).mode("append").options(**self._place(run.name), **job_id).save()
+        rows.write.format(run.name).mode("append").options(**self._address(run.name), **job_id).save()
 
     def _stream_out(self, run: Run) -> None:
         source = self._spark.readStream.format("text").option("maxFilesPerTrigger", 1)
         lines = source.load(str(self._folder / "input" / run.name)).repartition(2)
-        self._follow(run, lines.writeStream.format(run.name).options(**self._place(run.name)), self._is_used_up)
+        self._follow(run, lines.writeStream.format(run.name).options(**self._address(run.name)), self._is_used_up)
 
     def _stream_in(self, run: Run) -> None:
-        source = self._spark.readStream.format(run.name).options(**self._place(run.name))
+        source = self._spark.readStream.format(run.name).options(**self._address(run.name))
         source = source.option("maxMessagesPerTrigger", run.rows).option("leasePeriod", run.lease)
         if run.bad:
             rows = source.options(bodyFormat="jsonl", badBodies="reject").schema("value string").load()
@@ -479,7 +479,7 @@ class Driver:
         sink = self._send_on if run.to_queue else self._keep
         self._follow(run, rows.writeStream.foreachBatch(partial(sink, run)), self._is_drained)
 
-    def _place(self, queue: str) -> dict[str, str]:
+    def _address(self, queue: str) -> dict[str, str]:
         return {"root": str(self._folder / "root"), "queue": queue}
 
     def _follow(self, run: Run, writer: DataStreamWriter, is_done: Callable[[Run], bool]) -> None:
@@ -523,7 +523,7 @@ class Driver:
             queue = EFFECT.format(run.name)
             numbered = rows.selectExpr(f"concat('{batch} ', value) as value")
             writer = numbered.write.format(run.name).mode("append").option("jobId", f"{run.name}-{batch}")
-            writer.options(**self._place(queue)).save()
+            writer.options(**self._address(queue)).save()
 
     def _keep(self, run: Run, rows: DataFrame, batch: int) -> None:
         """Keep a batch in a file of its own, once; a batch that comes again as another one lies beside it."""
@@ -538,11 +538,11 @@ class Driver:
             draft.rename(folder / f"{batch}-{time.time_ns()}")
 
     def _batch(self, run: Run, batch: int) -> AbstractContextManager[None]:
-        return told(Log.in_folder(self._folder, run.name), batch)
+        return logged_batch(Log.in_folder(self._folder, run.name), batch)
 
 
 @contextmanager
-def told(log: Log, batch: int) -> Iterator[None]:
+def logged_batch(log: Log, batch: int) -> Iterator[None]:
     """Tell that a batch is worked on."""
     log(f"batch begins {batch}")
     draw_out(DECISIVE)

@@ -203,7 +203,7 @@ def probed(path: Path) -> dict[str, bool]:
     return found
 
 
-def told(found: dict[str, bool]) -> str:
+def in_words(found: dict[str, bool]) -> str:
     """Return in words what a probe found."""
     return f"has {', '.join(what for what, works in found.items() if works) or 'none of the five'}"
 

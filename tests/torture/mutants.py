@@ -96,7 +96,7 @@ class Mutant:
         return f"{self.path}:{self.line} {self.where}: {self.was} -> {self.becomes}"
 
     @property
-    def place(self) -> str:
+    def statement(self) -> str:
         """The statement, as the tests that run it are found by."""
         return f"{self.path}:{self.line}"
 
@@ -271,7 +271,7 @@ class Measured:
         """Return the tests that run what a mutant changes, the shortest first, as many as there is time for."""
         chosen: list[str] = []
         left = ENOUGH
-        asked = self.tests[mutant.place] & self.seconds.keys()
+        asked = self.tests[mutant.statement] & self.seconds.keys()
         for test in sorted(asked, key=lambda test: (self.seconds[test], test)):
             left -= self.seconds[test]
             if left < 0 and chosen:

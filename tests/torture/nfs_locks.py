@@ -35,14 +35,14 @@ SHORT, LONG = 6, 600
 
 def the_servers_own_host_and_a_client_tell_each_others_living_from_their_dead(clients: Clients) -> None:
     for holder, other in ((clients.b, clients.here), (clients.here, clients.b)):
-        _told(clients, holder, other, by_locks=clients.locks)
+        _found_dead(clients, holder, other, by_locks=clients.locks)
 
 
 def who_has_locks_and_who_has_none_leave_each_other_to_leases(clients: Clients) -> None:
     """A client of the other kind beside one of these: with `nolock`, or without."""
     mixed = _mixed("v3 nolock" if clients.locks else "v3") / "root"
     for holder, other in ((mixed, clients.b), (clients.b, mixed)):
-        _told(clients, holder, other, by_locks=False)
+        _found_dead(clients, holder, other, by_locks=False)
 
 
 def what_a_client_sent_is_read_on_the_servers_own_host_and_the_other_way_round(clients: Clients) -> None:
@@ -100,7 +100,7 @@ def _queue(clients: Clients, *, limit: int | None = None) -> str:
     return name
 
 
-def _told(clients: Clients, holder: Path, other: Path, *, by_locks: bool) -> None:
+def _found_dead(clients: Clients, holder: Path, other: Path, *, by_locks: bool) -> None:
     """Let a consumer hold a message, and die: who sweeps elsewhere leaves it alone first, and then finds it dead."""
     name = _queue(clients)
     Root(holder).queue(name).send(body("m"))

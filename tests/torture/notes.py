@@ -71,7 +71,7 @@ class Claim:
 
 
 @dataclass
-class Told:
+class ProcessNotes:
     """What the notes of one process tell."""
 
     tried: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class Told:
     last: int = 0
 
     @classmethod
-    def read(cls, path: Path) -> Told:
+    def read(cls, path: Path) -> ProcessNotes:
         """Read the notes of a process, which may still be taking them."""
         told = cls()
         held: dict[str, Claim] = {}

@@ -482,7 +482,7 @@ class RecordCases(acts.Acts[Case, Scene]):
                 world = self._world()
                 if other not in TAKERS:
                     yield from self._fits(world, said if case.tells else None, worlds[:many], worlds[many:], other)
-                yield from self._told_of_credits()
+                yield from self._wrong_credits()
                 received = Counter[int]()
                 yield from self._drain(case, received)
                 self._clock.ms += DAYS
@@ -548,7 +548,7 @@ class RecordCases(acts.Acts[Case, Scene]):
             if counts.get(state, 0) != found[state] and self._setting.noreplace:  # else names may be reserved
                 yield f"counts() has {counts.get(state)} in {state}, and there are {found[state]}"
 
-    def _told_of_credits(self) -> Iterator[str]:
+    def _wrong_credits(self) -> Iterator[str]:
         books = Books.of(self._root)
         yield from books.overdrawn()
         yield from books.leaked()
@@ -574,8 +574,8 @@ class RecordCases(acts.Acts[Case, Scene]):
         """Yield the records that are lost, or doubled, or came again after they were settled."""
         final = self._world()
         for number in numbers(case.body):
-            live, aside, _ = _places(world, number)
-            _, dead, archived = _places(final, number)
+            live, aside, _ = _counts(world, number)
+            _, dead, archived = _counts(final, number)
             if live + aside > 1 or dead > 1 or received[number] > 1 or (dead and received[number]):
                 self.row.doubled += 1
                 yield f"record {number} is in {world}, then in {final}, and was received {received[number]} times"
@@ -598,7 +598,7 @@ class RecordCases(acts.Acts[Case, Scene]):
                 yield f"{below} has {strange}"
 
 
-def _places(world: World, number: int) -> tuple[int, int, int]:
+def _counts(world: World, number: int) -> tuple[int, int, int]:
     """Return how many files have a record and are to be worked on, are set aside, and are archived."""
     counts = Counter(state for state, found in world.elements() if number in found)
     return sum(counts[state] for state in _LIVE), sum(counts[state] for state in _ASIDE), counts["processed"]

@@ -25,7 +25,7 @@ from helpers import until
 from dropq import Queue, Root
 from torture import cast
 from torture.account import Account, Found, judge, look
-from torture.notes import Claim, Notes, Told, broken
+from torture.notes import Claim, Notes, ProcessNotes, broken
 from torture.table import Options, Row
 
 #: Proven kills: as many as a storm is to have.
@@ -173,7 +173,7 @@ class Storm:
             if victim.role in _HOLDERS and not any(pid == victim.pid for _, pid in self._stopped):
                 os.kill(victim.pid, signal.SIGSTOP)
                 os.waitpid(victim.pid, os.WUNTRACED)
-                if Told.read(victim.notes).leased:
+                if ProcessNotes.read(victim.notes).leased:
                     heapq.heappush(self._stopped, (time.monotonic() + self._chance.uniform(*STOPPED), victim.pid))
                     return
                 os.kill(victim.pid, signal.SIGCONT)
@@ -189,7 +189,7 @@ class Storm:
         os.kill(victim.pid, signal.SIGKILL)
         _, status = os.waitpid(victim.pid, 0)
         self._leave(victim, status)
-        within = Told.read(victim.notes).within
+        within = ProcessNotes.read(victim.notes).within
         if within is not None and os.WIFSIGNALED(status):
             self.proven[victim.queue] += 1
             self.within[within] += 1
@@ -242,7 +242,7 @@ class Storm:
         self.past.append(drain)
 
     def _row(self, name: str, setting: Setting, before: Found, after: Found) -> Row:
-        told = [(process, Told.read(process.notes)) for process in self.past if process.queue == name]
+        told = [(process, ProcessNotes.read(process.notes)) for process in self.past if process.queue == name]
         claims = [(claim, process.killed or notes.last) for process, notes in told for claim in notes.claims]
         sent = {body for _, notes in told for body in notes.sent}
         tried = {body for _, notes in told for body in notes.tried}

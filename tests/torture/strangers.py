@@ -82,13 +82,13 @@ class Watch:
         self.wrong = []
         real = system_calls.rename_noreplace
 
-        def told(
+        def logged_rename(
             source: str, destination: str, folder: int = system_calls.HERE, source_folder: int = system_calls.HERE
         ) -> None:
             sys.audit("os.rename", source, destination, max(source_folder, -1), max(folder, -1))  # ctypes says nothing
             real(source, destination, folder, source_folder)
 
-        system_calls.rename_noreplace = told
+        system_calls.rename_noreplace = logged_rename
         self.on = True
         try:
             yield self.wrong
@@ -423,13 +423,13 @@ def _settle(verb: str) -> Callable[[Queue], object]:
                 message = subscription.receive()
                 if message is None:
                     return
-                _told(message)
+                _ask_all(message)
                 SETTLED[verb](message)
 
     return act
 
 
-def _told(message: Message) -> None:
+def _ask_all(message: Message) -> None:
     """Ask a message for all that it has to say."""
     for name in dir(message):
         if not name.startswith("_"):
@@ -444,7 +444,7 @@ def _browse(queue: Queue) -> None:
     for state in ("target", "processing", "processed", "expired", "error", "working", "delayed"):
         with suppress(DropqError):
             for message in queue.browse(state):
-                _told(message)
+                _ask_all(message)
 
 
 def _send(queue: Queue) -> None:
@@ -479,7 +479,7 @@ def _stream(queue: Queue) -> None:
 def _find(queue: Queue) -> None:
     for id in ("4.x.B", "order", CLAIM, f"{CLAIM},0,1~x", "\udcff", "a\0b", f"{ABOVE}/secret", f"{CLAIM},0,1~{ABOVE}"):
         with suppress(DropqError):
-            _told(queue.find(id))
+            _ask_all(queue.find(id))
         with suppress(DropqError):
             queue.claimed(id).extend("1h")
         queue.ack(id)

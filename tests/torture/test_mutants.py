@@ -196,4 +196,4 @@ def test_nothing_counts_as_killed_where_tests_fail_of_themselves(tiny: tuple[Tre
     mutant = the(tree, "limited", "return most -> return None")
     failing = "tests/test_tiny.py::test_that_fails_as_it_is"
     with pytest.raises(NotRun, match="although nothing was changed"):
-        mutants.hunt([mutant], [tree], Measured({failing: 1.0}, {mutant.place: {failing}}), [])
+        mutants.hunt([mutant], [tree], Measured({failing: 1.0}, {mutant.statement: {failing}}), [])

@@ -20,7 +20,7 @@ def test_each_subscription_gets_each_message_once_in_a_storm(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("story", hardships.STORIES)
 def test_through_each_hardship_each_message_comes_where_it_is_to_once(tmp_path: Path, story: str) -> None:
-    row = hardships.told(Options(tmp_path, seed=1, long=False), story)
+    row = hardships.run_story(Options(tmp_path, seed=1, long=False), story)
     assert row.wrong == []
     assert row.good and row.cases
 

@@ -121,8 +121,8 @@ def exchange(port: int, *requests: bytes) -> list[int]:
 
 def test_only_whole_lines_of_the_task_are_taken_from_a_console() -> None:
     console = b"a kernel talks\r\n@ up\r\n@ sent a b\r\nsomething\r\n@ sent c"
-    assert uml.told(console) == ["up", "sent a b"]
-    assert uml.told(b"") == []
+    assert uml.own_lines(console) == ["up", "sent a b"]
+    assert uml.own_lines(b"") == []
 
 
 def test_the_power_is_cut_once_a_guest_has_said_enough_or_rests_or_has_failed() -> None:

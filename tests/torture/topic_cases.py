@@ -361,7 +361,7 @@ class TopicCases(acts.Acts[Case, Scene]):
                 self.row.wrong.append(f"{where}: {error!r}")
                 return
         died = read_only or said is None or bool(said.raised)
-        wrong = [*self._told_wrongly(case, said), *self._account(case, late), *self._left_over(case, died)]
+        wrong = [*self._wrong_reports(case, said), *self._account(case, late), *self._left_over(case, died)]
         self.row.wrong += [f"{where}: {line}" for line in wrong]
 
     def _go_on(self, case: Case) -> None:
@@ -464,7 +464,7 @@ class TopicCases(acts.Acts[Case, Scene]):
             if strange:
                 yield f"{below} has {strange}"
 
-    def _told_wrongly(self, case: Case, said: Said | None) -> Iterator[str]:
+    def _wrong_reports(self, case: Case, said: Said | None) -> Iterator[str]:
         """Yield what a publish said that is not so."""
         if said is None or not case.publishes:
             return

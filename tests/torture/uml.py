@@ -166,7 +166,7 @@ class Guest:
 
     def said(self) -> list[str]:
         """Return what the task has said so far, a line each; one that is not whole is left out."""
-        return told(self._console.read_bytes())
+        return own_lines(self._console.read_bytes())
 
     def up(self) -> None:
         """Wait until the task runs.
@@ -205,7 +205,7 @@ class Guest:
 
 
 def cut_power(
-    folder: Path, module: str, system: str, mounts: Sequence[str], *, lines: float, pause: float, **told: Any
+    folder: Path, module: str, system: str, mounts: Sequence[str], *, lines: float, pause: float, **own_lines: Any
 ) -> tuple[list[str], Any]:
     """Run `work` of a module in a guest until its power is cut; then boot it again, and run `inspect` there.
 
@@ -223,7 +223,7 @@ def cut_power(
     """
     folder.mkdir()
     disks = [make_disk(folder / f"disk-{number}", system) for number in range(len(mounts))]
-    with Guest(folder / "cut", disks, f"{module}:work", system=system, mounts=mounts, **told) as guest:
+    with Guest(folder / "cut", disks, f"{module}:work", system=system, mounts=mounts, **own_lines) as guest:
         guest.up()
         until(lambda: _is_ripe(guest.said(), lines), "the guest to say enough", timeout=PATIENCE)
         time.sleep(pause)  # the moment is left to chance: between two lines, too
@@ -240,7 +240,7 @@ def _is_ripe(said: list[str], lines: float) -> bool:
     return len(said) >= lines or any(line.partition(" ")[0] in ("resting", "failed") for line in said)
 
 
-def told(console: bytes) -> list[str]:
+def own_lines(console: bytes) -> list[str]:
     """Return the lines of a console that are a task's own, and whole."""
     whole = console.decode(errors="replace").rpartition("\n")[0]
     return [line.rstrip("\r").removeprefix(MARK) for line in whole.split("\n") if line.startswith(MARK)]
