@@ -283,8 +283,8 @@ def drained(peer: type[Peer], folder: str, messages: int) -> Row:
     """Take messages in a new process; return what it tells."""
     command = [sys.executable, str(HERE / "drain.py"), peer.__name__, folder, str(messages), str(time.monotonic())]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    told: Row = json.loads(done.stdout)
-    return told
+    measured: Row = json.loads(done.stdout)
+    return measured
 
 
 def fill(folder: str, numbers: range) -> None:

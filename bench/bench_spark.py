@@ -244,9 +244,9 @@ class Bench:
         self.write_by_spark(folder, body_format)
         self.write_by_dropq(folder, body_format)
         for rows in (self.from_spark(body_format), self.from_dropq(body_format)):
-            told = rows.selectExpr("count(*)", "sum(number)", "count(text)", "sum(half)", "count_if(even)").first()
+            totals = rows.selectExpr("count(*)", "sum(number)", "count(text)", "sum(half)", "count_if(even)").first()
             every = TEXT_ROWS * (TEXT_ROWS - 1) // 2
-            assert tuple(told or ()) == (TEXT_ROWS, every, TEXT_ROWS, every / 2, TEXT_ROWS // 2), told
+            assert tuple(totals or ()) == (TEXT_ROWS, every, TEXT_ROWS, every / 2, TEXT_ROWS // 2), totals
 
     def from_spark(self, body_format: str) -> DataFrame:
         """Return what one of Spark's own readers reads."""

@@ -22,7 +22,7 @@ def main(kind: str, folder: str, messages: int, started: float) -> None:
     first = time.monotonic()
     starts += [body[:12] for body in itertools.islice(taking, messages - 1)]  # whole bodies would need memory of ours
     ended = time.monotonic()
-    told = {
+    figures = {
         "start_s": up - started,
         "first_s": first - up,
         "each_us": 1e6 * (ended - first) / max(len(starts) - 1, 1),
@@ -32,7 +32,7 @@ def main(kind: str, folder: str, messages: int, started: float) -> None:
     }
     taking.close()  # type: ignore[attr-defined]
     queue.close()
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def peak_kb() -> int:

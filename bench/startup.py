@@ -131,8 +131,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--base", default="/dev/shm", help="where the queues are made")
     given = parser.parse_args()
-    for told in rows(given.base, max(5, given.runs), given.messages):
-        print(json.dumps(told), flush=True)
+    for row in rows(given.base, max(5, given.runs), given.messages):
+        print(json.dumps(row), flush=True)
     return 0
 
 

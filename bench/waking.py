@@ -151,7 +151,7 @@ def latency(base: str, label: str, rounds: int, spacing: tuple[int, float, float
     """Compare the ways to wait, one after the other in each round; report the medians of the rounds."""
     messages, shortest, longest = spacing
     waiters: dict[str, Waiter] = {"raw inotify": raw, "receive": receive, "work": work}
-    told: dict[str, list[Latencies]] = {name: [] for name in waiters}
+    latencies: dict[str, list[Latencies]] = {name: [] for name in waiters}
     for _ in range(rounds):
         for name, waiter in waiters.items():
             with fresh_queue(base) as queue:
@@ -160,9 +160,9 @@ def latency(base: str, label: str, rounds: int, spacing: tuple[int, float, float
                 def start(queue: dropq.Queue = queue, senders: list[subprocess.Popen[bytes]] = senders) -> None:
                     senders.append(sender(SENDER, queue.layout.base, messages, shortest, longest))
 
-                told[name].append(sorted(waiter(queue, messages, start)))
-                assert senders[0].wait() == 0 and len(told[name][-1]) == messages
-    for name, runs in told.items():
+                latencies[name].append(sorted(waiter(queue, messages, start)))
+                assert senders[0].wait() == 0 and len(latencies[name][-1]) == messages
+    for name, runs in latencies.items():
         yield {
             "what": f"{label}, {name}, one message in {round(shortest * 1000)} to {round(longest * 1000)} ms",
             "messages": messages,
@@ -223,7 +223,7 @@ def burst(base: str, label: str, how: str, messages: int) -> dict[str, object]:
         dropq.work(queue, handler, stop=stop)
         giving_up.cancel()
         assert senders[0].wait() == 0
-        told = [mask for mask, _ in unread.read()]
+        masks = [mask for mask, _ in unread.read()]
         os.close(unread.fd)
         counts = queue.counts()
         assert counts["processed"] == sum(counts.values()) == len(seen), counts
@@ -233,8 +233,8 @@ def burst(base: str, label: str, how: str, messages: int) -> dict[str, object]:
             "seconds": round(last[0] - started, 1),
             "lost": messages - len(seen),
             "doubled": sum(count - 1 for count in seen.values()),
-            "events_kept_by_the_kernel": sum(1 for mask in told if not mask & IN_Q_OVERFLOW),
-            "overflow": any(mask & IN_Q_OVERFLOW for mask in told),
+            "events_kept_by_the_kernel": sum(1 for mask in masks if not mask & IN_Q_OVERFLOW),
+            "overflow": any(mask & IN_Q_OVERFLOW for mask in masks),
         }
 
 

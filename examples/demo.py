@@ -253,12 +253,12 @@ done""",
         print(f"{sum(posted.values())} for {len(posted)} orders in postings.csv")
         of_the_day = {key: amount for key, amount in sold.items() if key[1] == DAY}
         of_ulm = {key: amount for key, amount in of_the_day.items() if key[0] == "Ulm"}
-        told = [book(self.folder / f"{client}.csv", "store", "day") for client in ("office", "ulm")]
+        books = [book(self.folder / f"{client}.csv", "store", "day") for client in ("office", "ulm")]
         rows = sorted(row for row in (HERE / "data/sales.csv").read_text().splitlines() if row.startswith(DAY))
         logged = sorted((self.folder / "till.csv").read_text().splitlines())
-        print(f"    {sum(of_the_day.values())} sold on {DAY}, {sum(told[0].values())} in office.csv, ", end="")
-        print(f"{sum(told[1].values())} of Ulm in ulm.csv")
-        unlike = sold != booked or ordered != posted or told != [of_the_day, of_ulm] or logged != rows
+        print(f"    {sum(of_the_day.values())} sold on {DAY}, {sum(books[0].values())} in office.csv, ", end="")
+        print(f"{sum(books[1].values())} of Ulm in ulm.csv")
+        unlike = sold != booked or ordered != posted or books != [of_the_day, of_ulm] or logged != rows
         print("\nNOT ALL IS ACCOUNTED FOR." if files or unlike else "\nEvery file is accounted for.")
         return 1 if files or unlike else 0
 

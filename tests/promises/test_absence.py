@@ -181,9 +181,9 @@ def test_a_queue_that_is_away_is_told_with_the_way_out(
         assert swept(queue, clock, 1) == 0
         [finding] = fsck_root(Root(queue.root.path, clock=clock).context, repair=True)
         assert (finding.kind, finding.level, finding.repaired) == ("absent-queue", "warning", False)
-        for told in (finding.detail, caplog.text):
-            assert queue.layout.home in told
-            assert f"remove {finding.path}" in told
+        for text in (finding.detail, caplog.text):
+            assert queue.layout.home in text
+            assert f"remove {finding.path}" in text
         os.unlink(finding.path)  # what it says to do where the queue is gone for good
         assert swept(queue, clock) == 1
 
@@ -366,9 +366,9 @@ def test_a_queue_that_cannot_be_written_is_missed_while_it_is_away(
         [finding] = [
             one for one in fsck_root(Root(unwritable.root.path, clock=clock).context) if one.kind == "absent-queue"
         ]
-        for told in (finding.detail, caplog.text):
-            assert unwritable.layout.home in told
-            assert f"remove {finding.path}" in told
+        for text in (finding.detail, caplog.text):
+            assert unwritable.layout.home in text
+            assert f"remove {finding.path}" in text
     assert swept(unwritable, clock) == 1
     assert_whole(unwritable, clock)
 

@@ -644,9 +644,9 @@ def test_a_child_makes_a_queue_of_its_own(queue: ThreadsQueue) -> None:
 
 
 def test_dropq_alone_imports_neither_asyncio_nor_what_uses_it() -> None:
-    told = "import dropq, sys; print(*{'dropq.aio', 'asyncio', 'pytest'} & {*sys.modules})"
+    program = "import dropq, sys; print(*{'dropq.aio', 'asyncio', 'pytest'} & {*sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=dict(os.environ)
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     assert done.stdout.split() == []
 

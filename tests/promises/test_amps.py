@@ -922,8 +922,8 @@ def test_an_ack_of_a_message_that_is_not_in_the_queue_is_remembered_for_so_long(
 @pytest.mark.parametrize("key", ["InitialOwner", "GroupLocalQueueDomain"])
 def test_what_tells_which_server_of_a_group_owns_a_message_is_refused(make: Make, key: str) -> None:
     """We depart: there are no servers, and the key is no typing error either, so it is told why it cannot be."""
-    told = refusal(make, **{key: "a"})
-    assert key in told and "GroupLocalQueue" in told and "leave it out" in told
+    refused = refusal(make, **{key: "a"})
+    assert key in refused and "GroupLocalQueue" in refused and "leave it out" in refused
 
 
 # -- all of it at once -------------------------------------------------------------------------------------------------

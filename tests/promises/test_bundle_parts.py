@@ -558,8 +558,8 @@ def test_a_bundle_that_was_taken_apart_is_put_together_with_the_same_bytes(
 def test_a_dry_run_says_what_would_be_put_together(run: Run, root: Root) -> None:
     queue = root.create_queue("orders", durability="none")
     scattered(queue)
-    told = run("requeue", "orders", ID, "--whole", "--dry-run")
-    assert told.out.splitlines() == [f"{ID}\tok\twould be requeued to orders as one message of 4 parts"]
+    ran = run("requeue", "orders", ID, "--whole", "--dry-run")
+    assert ran.out.splitlines() == [f"{ID}\tok\twould be requeued to orders as one message of 4 parts"]
     assert queue.counts()["error"] == 4
     assert run("requeue", "orders", ID, "nothing", "--whole").code == 1
     assert bodies(queue) == [WHOLE]

@@ -917,11 +917,11 @@ def test_of_several_messages_of_one_id_the_first_to_be_delivered_is_shown_and_ac
     for body in bodies:
         queue.send(body, message_id="order-7", priority=-int(body))
     for body in bodies[:-1]:
-        told = run(verb, "twins", "order-7", *(["--raw"] if verb == "cat" else []))
-        assert f"{12 - int(body)} messages in target/ have the id order-7; this is the first" in told.err
+        ran = run(verb, "twins", "order-7", *(["--raw"] if verb == "cat" else []))
+        assert f"{12 - int(body)} messages in target/ have the id order-7; this is the first" in ran.err
         path = queue.find("order-7").path
         assert Path(path).read_bytes() == body
-        assert (body if verb == "cat" else path.encode()) in told.raw
+        assert (body if verb == "cat" else path.encode()) in ran.raw
         assert run("ack", "twins", "order-7").code == 0
         assert not os.path.exists(path)
     assert run(verb, "twins", "order-7").err == ""
@@ -1451,8 +1451,8 @@ def test_an_interrupted_move_tells_how_many_were_moved_and_where_the_rest_is(
     q.send_many([b"x"] * 50)
     interrupting(monkeypatch, Moves, "move", at=at)
     done = run("move", "q", "other", "--all", "--yes")
-    told = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
-    assert (done.code, done.err) == (130, told)
+    printed = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
+    assert (done.code, done.err) == (130, printed)
     assert len(done.rows) == other.counts()["target"] == at
     assert q.counts()["target"] == 50 - at
 
@@ -1542,13 +1542,13 @@ def test_a_worker_that_is_asked_for_it_says_what_became_of_each_message(root: Ro
     exits = ("--", "sh", "-c", "exit $(cat)")
     done = run("work", "tried", "-v", "--until-empty", *exits)
     *lines, sums, left = done.err.splitlines()
-    told = [
+    expected = [
         ("acknowledged", ""),
         ("given back  ", r" \(exit status 75\), try 1, again in (1h|59m59.9s)"),
         ("rejected    ", r" \(exit status 65\), try 1, in error/ now"),
         ("failed      ", r" \(exit status 3\), try 1 of 2, again in (1h|59m59.9s)"),
     ]
-    for line, sent, (outcome, details) in zip(lines, ids, told, strict=True):
+    for line, sent, (outcome, details) in zip(lines, ids, expected, strict=True):
         assert re.fullmatch(rf"{outcome} {sent.id} in \d+\.\d s{details}", line)
     assert sums.startswith("1 acknowledged, 1 failed try, 1 rejected, 1 given back for another try in ")
     assert sums.endswith("; 1 now in error/") and left.startswith("2 given back wait until ")

@@ -557,8 +557,8 @@ print(dropq.work(dropq.Root(sys.argv[1]).queue("q"), handler), flush=True)
         try:
             number_in(tmp_path / "pid")
             os.killpg(process.pid, number)
-            told = heard(process)
-            assert "returned=1," in told and "stopped=True" in told
+            answer = heard(process)
+            assert "returned=1," in answer and "stopped=True" in answer
             assert process.wait(20) == 0
         finally:
             process.kill()

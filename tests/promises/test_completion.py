@@ -144,14 +144,14 @@ def test_an_installed_completion_says_where_it_is_and_works_in_the_next_terminal
     terminal: Terminal, root: Root, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        told = terminal.run("dropq --install-completion")
+        printed = terminal.run("dropq --install-completion")
     home = re.escape(str(terminal.home))
-    (place,) = set(re.findall(rf"{home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", told))
+    (place,) = set(re.findall(rf"{home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", printed))
     assert "_dropq_completion" in Path(place).read_text()
     startup = {"bash": ".bashrc", "zsh": ".zshrc"}.get(terminal.shell)
     if startup is not None:
         assert (terminal.home / startup).read_text() == f"source {quote(place)}\n"
-        assert f"source {quote(place)}" in told
+        assert f"source {quote(place)}" in printed
     again = Terminal(terminal.shell, root.path, terminal.home, installed=True)
     try:
         assert [record["queue"] for record in again.records("dropq --json ls tw\t")] == ["two words"]
@@ -176,8 +176,8 @@ def test_an_uninstalled_completion_leaves_the_shells_settings_as_they_were(
     capsys.readouterr()
 
     assert cli.main(["--uninstall-completion"]) == 0
-    told = capsys.readouterr().out
-    assert f"{script} is removed." in told and (shell == "fish" or str(startup) in told)
+    printed = capsys.readouterr().out
+    assert f"{script} is removed." in printed and (shell == "fish" or str(startup) in printed)
     assert not script.exists()
     added = b"\n" if shell != "fish" and before and not before.endswith(b"\n") else b""
     assert startup.read_bytes() == before + added

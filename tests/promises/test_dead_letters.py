@@ -607,11 +607,11 @@ def test_a_letter_whose_queue_is_missing_stays_and_is_told_by_name(root: Root) -
         queue.send(name.encode())
         nacked(queue)
     root.delete_queue("gone", force=True)
-    told = dict(outcomes(letters))
-    assert told.pop(b"orders") == ""
-    assert "stays in target/ of letters: no queue 'missing'" in told.pop(b"lost")
-    assert "stays in target/ of letters: no queue 'gone'" in told.pop(b"gone")
-    assert not told and where(letters) == {"target": [b"gone", b"lost"]}
+    results = dict(outcomes(letters))
+    assert results.pop(b"orders") == ""
+    assert "stays in target/ of letters: no queue 'missing'" in results.pop(b"lost")
+    assert "stays in target/ of letters: no queue 'gone'" in results.pop(b"gone")
+    assert not results and where(letters) == {"target": [b"gone", b"lost"]}
     root.create_queue("missing")
     assert dict(outcomes(letters))[b"lost"] == ""
     assert where(root.queue("missing")) == {"target": [b"lost"]}
@@ -644,8 +644,8 @@ def test_an_origin_that_a_stranger_wrote_leads_nowhere(root: Root, origin: str) 
     name = f"4.x.B.....JMS_dropq_originS={quote_plus(origin).replace('.', '%2E')}&JMS_dropq_reasonS=unroutable"
     Path(letters.layout.target, name).write_bytes(b"a")
     assert only(letters).origin == origin
-    (told,) = outcomes(letters)
-    assert "stays in target/" in told[1]
+    (result,) = outcomes(letters)
+    assert "stays in target/" in result[1]
     assert names_in(letters, "target") == [name] and not list(outside.iterdir())
 
 

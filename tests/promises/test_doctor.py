@@ -257,13 +257,13 @@ def stale(looks: int) -> Plant:
 
     def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_checks, "PATIENCE", 0.05)
-        real, told = reading.files_in, list[list[list[str]]]()
+        real, listed = reading.files_in, list[list[list[str]]]()
 
         def files_in(folder: str) -> Iterator[list[str]]:
-            if not folder.endswith("listing-there") or len(told) > looks:
+            if not folder.endswith("listing-there") or len(listed) > looks:
                 return real(folder)
-            told.append(told[0] if told else list(real(folder)))
-            return iter(told[-1])
+            listed.append(listed[0] if listed else list(real(folder)))
+            return iter(listed[-1])
 
         monkeypatch.setattr(reading, "files_in", files_in)
 
@@ -294,8 +294,8 @@ def folding(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def room(free: int, inodes: int = 10**6) -> Plant:
-    told = SimpleNamespace(f_bavail=free, f_frsize=4096, f_blocks=10**9, f_files=10**6, f_favail=inodes)
-    return lambda queue, monkeypatch: monkeypatch.setattr(os, "statvfs", lambda path: told)
+    status = SimpleNamespace(f_bavail=free, f_frsize=4096, f_blocks=10**9, f_files=10**6, f_favail=inodes)
+    return lambda queue, monkeypatch: monkeypatch.setattr(os, "statvfs", lambda path: status)
 
 
 def little(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,8 +529,8 @@ def test_a_selector_that_sends_to_a_queue_in_which_this_user_may_not_write_is_re
         found = unprivileged(lambda: doctor(reopened(queue).root.context, queues=["q"]))
     finally:
         closed.chmod(0o755)
-    (told,) = (one for one in found if one.kind == "unusable-selector")
-    assert told.path.endswith("/q/selectors/on.toml") and f"may not write {closed}" in told.found
+    (diagnosis,) = (one for one in found if one.kind == "unusable-selector")
+    assert diagnosis.path.endswith("/q/selectors/on.toml") and f"may not write {closed}" in diagnosis.found
 
 
 @pytest.mark.usefixtures("plain")
@@ -603,8 +603,8 @@ def test_a_private_folder_of_consumers_that_is_closed_to_this_user_is_reported(
         found = unprivileged(lambda: doctor(reopened(queue).root.context))
     finally:
         closed.chmod(0o755)
-    (told,) = (one for one in found if one.check == "folders")
-    assert (told.kind, told.path) == ("closed-folder", str(closed))
+    (diagnosis,) = (one for one in found if one.check == "folders")
+    assert (diagnosis.kind, diagnosis.path) == ("closed-folder", str(closed))
     assert everything(closed) == {}
 
 
@@ -617,9 +617,9 @@ def test_a_missing_private_folder_is_reported_only_where_this_user_may_not_make_
             found = unprivileged(lambda: doctor(reopened(queue).root.context))
         finally:
             base(queue).chmod(0o755)
-        told = [one for one in found if one.check == "folders"]
-        assert kinds(told) == kinds_told
-        assert {one.path for one in told} == {str(base(queue))}
+        diagnoses = [one for one in found if one.check == "folders"]
+        assert kinds(diagnoses) == kinds_told
+        assert {one.path for one in diagnoses} == {str(base(queue))}
 
 
 @pytest.mark.usefixtures("plain")

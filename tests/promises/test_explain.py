@@ -19,11 +19,11 @@ from dropq.cli import main as cli
 
 def why(queue: Queue, state: str | None = "target", **options: Any) -> list[tuple[str, str]]:
     """The body and the reason of each message, in order."""
-    return [(told.message.text, told.why) for told in queue.explain(state, **options)]
+    return [(explained.message.text, explained.why) for explained in queue.explain(state, **options)]
 
 
 def details(queue: Queue, state: str = "target") -> list[str]:
-    return [told.detail for told in queue.explain(state)]
+    return [explained.detail for explained in queue.explain(state)]
 
 
 def test_what_anybody_may_take_is_ready(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_what_anybody_may_take_is_ready(tmp_path: Path) -> None:
     assert why(queue) == [("a", "ready"), ("b", "ready")]
     assert details(queue)[0] == "no consumer is subscribed: the first that asks gets it"
     with reopened(queue).subscribe() as subscription:
-        (told, _) = queue.explain("target")
-        assert told.holders == (subscription.id,)
+        (explained, _) = queue.explain("target")
+        assert explained.holders == (subscription.id,)
 
 
 def test_a_pause_names_the_file_that_makes_it(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_full_backlog_names_who_fills_it(tmp_path: Path) -> None:
     queue.send_many(["a", "b"])
     with reopened(queue).subscribe() as subscription:
         assert subscription.receive() is not None
-        (told,) = queue.explain("target")
-        assert (told.why, told.holders) == ("backlog", (subscription.id,))
-        assert told.detail == "1 held, as many as max_backlog allows"
+        (explained,) = queue.explain("target")
+        assert (explained.why, explained.holders) == ("backlog", (subscription.id,))
+        assert explained.detail == "1 held, as many as max_backlog allows"
 
 
 def test_a_message_for_the_next_turn_names_whose_turn_it_is(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_message_for_the_next_turn_names_whose_turn_it_is(tmp_path: Path) -> N
     with reopened(queue).subscribe() as subscription:
         assert subscription.receive() is None
         queue.send("a")
-        (told,) = queue.explain("target")
-        assert (told.why, told.holders) == ("turn", (subscription.id,))
+        (explained,) = queue.explain("target")
+        assert (explained.why, explained.holders) == ("turn", (subscription.id,))
 
 
 def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pat
         share = one.receive()
         assert share is not None
         share.ack()
-        (told,) = queue.explain("target")
-        assert (told.message.text, told.why, told.holders) == ("b", "barrier", (other.id,))
-        (told,) = queue.explain("processing")
-        assert (told.message.text, told.why, told.holders) == ("sync", "barrier", (other.id,))
+        (explained,) = queue.explain("target")
+        assert (explained.message.text, explained.why, explained.holders) == ("b", "barrier", (other.id,))
+        (explained,) = queue.explain("processing")
+        assert (explained.message.text, explained.why, explained.holders) == ("sync", "barrier", (other.id,))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_a_barrier_whose_shares_are_all_settled_keeps_back_only_what_it_comes_ba
         (share,) = Path(queue.layout.barriers).glob("barrier*/*~*")
         share.rename(share.parent / how / share.name)  # and there its holder dies
         assert why(queue) == [("b", behind)]
-        (told,) = queue.explain("processing")
-        assert (told.why, told.holders) == ("barrier", ())
-        assert told.detail == f"all shares of it are settled: any consumer, or `dropq sweep q`, {does}"
+        (explained,) = queue.explain("processing")
+        assert (explained.why, explained.holders) == ("barrier", ())
+        assert explained.detail == f"all shares of it are settled: any consumer, or `dropq sweep q`, {does}"
         message = one.receive()
         assert message is not None and message.text == ("b" if behind == "ready" else "sync")
 
@@ -141,8 +141,8 @@ def test_a_barrier_whose_consumer_died_as_it_handed_it_out_keeps_back_what_is_be
     (first, _) = names_in(queue, "target")
     Path(queue.layout.target, first).rename(Path(queue.layout.processing, f"barrier%-0123456789-0,0,1~{first}"))
     assert why(queue) == [("b", "barrier")]
-    (told,) = queue.explain("processing")
-    assert "died as it did: any consumer, or `dropq sweep q`, returns it" in told.detail
+    (explained,) = queue.explain("processing")
+    assert "died as it did: any consumer, or `dropq sweep q`, returns it" in explained.detail
     with reopened(queue).subscribe() as one:
         message = one.receive()
         assert message is not None and message.text == "sync"
@@ -160,14 +160,14 @@ def test_a_delay_says_why_and_until_when(tmp_path: Path) -> None:
     queue.send("a", delay="1h")
     queue.send("b")
     take(queue).nack(delay=60)
-    by_body = {told.message.text: told for told in queue.explain("delayed")}
+    by_body = {explained.message.text: explained for explained in queue.explain("delayed")}
     assert by_body["a"].why == by_body["b"].why == "delay"
     assert "sent with a delay" in by_body["a"].detail
     assert "given back" in by_body["b"].detail
     assert by_body["a"].until is not None
     name = f"4.c.B.....JMSXDeliveryCountI=2&JMS_dropq_notBeforeL={2 * clock.ms}&JMS_dropq_diedI=2"
     (base(queue) / ".dropq/delayed" / name).touch()
-    (dead,) = (told for told in queue.explain("delayed") if told.message.id == "c")
+    (dead,) = (explained for explained in queue.explain("delayed") if explained.message.id == "c")
     assert "2 times a holder died over it or lost its lease" in dead.detail
     clock.advance(7200)
     assert "its time has come" in details(queue, "delayed")[0]
@@ -198,9 +198,9 @@ def test_leases_that_run_and_that_ran_out_are_told_apart(tmp_path: Path) -> None
     queue.send("a")
     with queue.subscribe(lease_period="10s") as subscription:
         assert subscription.receive() is not None
-        (told,) = queue.explain("processing")
-        assert (told.why, told.holders) == ("lease", (subscription.id,))
-        assert told.until is not None
+        (explained,) = queue.explain("processing")
+        assert (explained.why, explained.holders) == ("lease", (subscription.id,))
+        assert explained.until is not None
         clock.advance(11)
         assert why(queue, "processing") == [("a", "lapsed")]
 
@@ -212,7 +212,7 @@ def test_claims_that_nothing_brings_back_by_itself_name_the_way_out(tmp_path: Pa
     target, processing = base(queue) / "target", base(queue) / "processing"
     os.rename(target / first, processing / f"gone-0123456789-1,0,1~{first}")
     os.rename(target / second, processing / f"client~{second}")
-    found = {told.message.text: (told.why, told.detail) for told in queue.explain("processing")}
+    found = {explained.message.text: (explained.why, explained.detail) for explained in queue.explain("processing")}
     assert found["a"][0] == "unleased"
     assert "`dropq sweep q --unleased-older-than 2h`" in found["a"][1]
     assert found["b"][0] == "script"

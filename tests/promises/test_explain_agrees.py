@@ -128,13 +128,13 @@ class Play:
             claim = f"barrier%-{chance.randrange(10**10):010}-0,0,1~{barriers[0].file}"
             Path(barriers[0].path).rename(Path(layout.processing, claim))
 
-    def finish_barriers(self, told: list[Explanation]) -> list[Explanation]:
+    def finish_barriers(self, explained: list[Explanation]) -> list[Explanation]:
         """Return what is explained once a sweep has done what is said of barriers, and their claims and shares."""
-        shared = [one for one in told if one.message.state == "processing" and one.why == "barrier"]
+        shared = [one for one in explained if one.message.state == "processing" and one.why == "barrier"]
         over = [one for one in shared if "any consumer, or" in one.detail]
         if not over:
-            return told
-        waits = {one.message.id for one in told if one.message.state == "target" and one.why in ("ready", "turn")}
+            return explained
+        waits = {one.message.id for one in explained if one.message.state == "target" and one.why in ("ready", "turn")}
         self.queue.sweep()
         again = list(self.queue.explain())
         for one in over:
@@ -147,28 +147,32 @@ class Play:
                 assert waits <= {now.message.id for now in again if now.message.state == "target"}, one.detail
         return again
 
-    def takes(self, consumer: Subscription, told: Explanation) -> bool:
+    def takes(self, consumer: Subscription, explanation: Explanation) -> bool:
         """Whether a consumer may be given what is said to be for anybody, or for whose turn it is."""
-        is_for_it = self.filters[consumer.id] is None or told.message.priority > 4 or "is a barrier" in told.detail
-        return told.why in ("ready", "turn") and is_for_it
+        is_for_it = (
+            self.filters[consumer.id] is None
+            or explanation.message.priority > 4
+            or "is a barrier" in explanation.detail
+        )
+        return explanation.why in ("ready", "turn") and is_for_it
 
     def compare(self) -> None:
         """Receive, and hold that against what is explained."""
         self.queue.sweep()  # what is due or was left by the dead is in target/ now
         self.break_off()
-        told = self.finish_barriers(list(self.queue.explain()))
+        explained = self.finish_barriers(list(self.queue.explain()))
         consumer = self.chance.choice(self.consumers)
-        first = next((one for one in told if self.takes(consumer, one)), None)
+        first = next((one for one in explained if self.takes(consumer, one)), None)
         expected = {first.message.id} if first is not None else set()
         if first is None or (first.why == "turn" and first.holders[0] != consumer.id):
             expected.add("")  # a subscription that did not ask before may be first
-        for one in told:
-            routed_before = "it is a barrier" in one.detail and any(other.why == "route" for other in told)
+        for one in explained:
+            routed_before = "it is a barrier" in one.detail and any(other.why == "route" for other in explained)
             shared = one.message.state == "processing" and one.why == "barrier" and consumer.id in one.holders
             if routed_before or shared:  # what is before it goes first; it may have its share already
                 expected |= {one.message.id, ""}
         message = consumer.receive()
-        says = "\n".join([self.told, *(f"  {one.message.name} {one.why}: {one.detail}" for one in told)])
+        says = "\n".join([self.told, *(f"  {one.message.name} {one.why}: {one.detail}" for one in explained)])
         assert ("" if message is None else message.id) in expected, f"{message} was delivered; {says}"
         if message is not None:
             self.held.append(message)
@@ -251,14 +255,14 @@ def test_what_is_said_of_each_claim_is_what_a_sweep_then_does(tmp_path: Path, se
     with Queue(queue.root, "q").subscribe() as living:
         put_claims(queue, chance, clock, living.id)
         clock.advance(chance.choice([0, 30]))
-        told = {explained.message.file: explained for explained in queue.explain("processing")}
-        by_why = {why: {file for file, one in told.items() if one.why == why} for why in WHY_HELD}
-        assert sum(map(len, by_why.values())) == len(told)
+        by_file = {explained.message.file: explained for explained in queue.explain("processing")}
+        by_why = {why: {file for file, one in by_file.items() if one.why == why} for why in WHY_HELD}
+        assert sum(map(len, by_why.values())) == len(by_file)
         found = {Path(finding.path).name: finding.kind for finding in queue.fsck()}
-        assert {file for file, kind in found.items() if kind == "dead-holder"} == by_why["dead"], told
-        unknown = {file for file in by_why["unleased"] if "another mount" not in told[file].detail}
+        assert {file for file, kind in found.items() if kind == "dead-holder"} == by_why["dead"], by_file
+        unknown = {file for file in by_why["unleased"] if "another mount" not in by_file[file].detail}
         held_by_nobody = {file for file, kind in found.items() if kind == "unknown-holder"}
-        assert unknown <= held_by_nobody <= unknown | by_why["expired"], told
+        assert unknown <= held_by_nobody <= unknown | by_why["expired"], by_file
         unwell = {reason.kind for reason in queue.health().reasons}
         assert ("dead-holder" in unwell, "lapsed-lease" in unwell) == (
             by_why["dead"] != set(),
@@ -271,13 +275,13 @@ def test_what_is_said_of_each_claim_is_what_a_sweep_then_does(tmp_path: Path, se
         for asked, leaves in sweeps:
             stays.discard(leaves)
             queue.sweep(**asked)
-            left = set(os.listdir(queue.layout.processing)) & told.keys()
-            assert left == set().union(*(by_why[why] for why in stays)), (asked, told)
+            left = set(os.listdir(queue.layout.processing)) & by_file.keys()
+            assert left == set().union(*(by_why[why] for why in stays)), (asked, by_file)
             for state in ("error", "expired"):
                 ended = {message.id for message in queue.browse(state)}
-                says = {one.message.id for one in told.values() if f"moves it to {state}/" in one.detail}
-                assert says <= ended, (state, told)
-                assert state == "expired" or asked or says == ended, (state, told)
+                says = {one.message.id for one in by_file.values() if f"moves it to {state}/" in one.detail}
+                assert says <= ended, (state, by_file)
+                assert state == "expired" or asked or says == ended, (state, by_file)
 
 
 # -- topics --------------------------------------------------------------------------------------------------------
@@ -315,18 +319,21 @@ def test_what_is_said_of_each_publication_is_what_a_sweep_then_does(tmp_path: Pa
             Path(topic.queue.layout.target, f"late{number}.part").write_bytes(b"y")
         if chance.random() < 0.1:
             (topic.queue.resume if topic.queue.paused else topic.queue.pause)()
-        told = [*timed(Root(tmp_path, clock=clock), FRESH).queue("a.b").explain("target")]
+        explained = [*timed(Root(tmp_path, clock=clock), FRESH).queue("a.b").explain("target")]
         timed(Root(tmp_path, clock=clock), FRESH).queue("a.b").sweep()
-        says = "\n".join(f"  {one.message.file} {one.why}: {one.detail} {one.holders}" for one in told)
+        says = "\n".join(f"  {one.message.file} {one.why}: {one.detail} {one.holders}" for one in explained)
         left = {message.file for message in topic.queue.browse()}
-        stay = {one.message.file for one in told if one.why in ("receiver", "paused", "settling")}
+        stay = {one.message.file for one in explained if one.why in ("receiver", "paused", "settling")}
         assert left <= stay and (left == stay or topic.queue.paused), says  # a sweep ends what expires in a pause, too
         routed = set(os.listdir(Path(topic.queue.layout.routing, "big"))) if topic.queue.routed() else set[str]()
-        assert {one.message.file for one in told if one.why == "route"} <= routed, says
+        assert {one.message.file for one in explained if one.why == "route"} <= routed, says
         for name in receivers:
             there = {message.file for message in root.queue(name).browse()}
             got, before[name] = there - before[name], there
-            assert got == {one.message.file for one in told if one.why == "ready" and name in one.holders}, (name, says)
+            assert got == {one.message.file for one in explained if one.why == "ready" and name in one.holders}, (
+                name,
+                says,
+            )
 
 
 # -- sends ---------------------------------------------------------------------------------------------------------
@@ -512,12 +519,12 @@ def test_what_fsck_leaves_to_sweeps_is_what_they_remove(tmp_path: Path, seed: in
         found = {finding.path: finding for finding in wreck.queue.fsck()}
         says = "\n".join(f"  {one.kind} {path}: {one.detail}" for path, one in found.items())
         swept = [KINDS[kind].says.replace("QUEUE", "q") for kind in SWEPT]
-        told = {path for path, one in found.items() if any(text in one.detail for text in swept)}
-        told |= {path for path, one in found.items() if one.kind == "damaged-reason"}
+        by_sweep = {path for path, one in found.items() if any(text in one.detail for text in swept)}
+        by_sweep |= {path for path, one in found.items() if one.kind == "damaged-reason"}
         wreck.queue.sweep()
         gone = before - wreck.there
-        assert gone <= told, (gone - told, says)
-        for path in (told & before) - gone:
+        assert gone <= by_sweep, (gone - by_sweep, says)
+        for path in (by_sweep & before) - gone:
             one, age = found[path], wreck.clock.ms - reading.changed_ms(path)
             is_kept = age <= DAY * 1000 and "after a day" in one.detail
             is_fenced = "/staged/" in path and os.listdir(path) == ["whole"]  # from now on for a day

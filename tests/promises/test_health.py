@@ -486,8 +486,8 @@ def test_a_queue_that_is_closed_to_the_monitor_is_not_well(queue: Queue, folder:
     finally:
         (base(queue) / folder).chmod(0o755)
     assert len(closed) == 2
-    for told, errno, message in closed:
-        assert (told, errno) == (["storage"], 13)
+    for reported, errno, message in closed:
+        assert (reported, errno) == (["storage"], 13)
         assert f"`ls -ld {quote(str(base(queue) / folder))}` shows who may look" in message
 
 
@@ -597,8 +597,8 @@ def test_it_changes_nothing_and_opens_no_message(queue: Queue, clock: Clock) -> 
         (found,) = health_root(reopened(queue).root.context, max_age=1, max_count=1)
         return kinds(found), seen
 
-    told, opened = in_child(looked)
-    assert told == ["old-message", "many-waiting", "many-errors", "dead-holder", "unfinished-job"]
+    reported, opened = in_child(looked)
+    assert reported == ["old-message", "many-waiting", "many-errors", "dead-holder", "unfinished-job"]
     assert tree(queue.root.path) == before
     states = ("target", "delayed", "processing", "error", "working")
     files = [path for path in opened if not os.path.isdir(path)]
@@ -623,8 +623,12 @@ def test_most_ages_are_known_from_names_alone(queue: Queue, monkeypatch: pytest.
 def test_what_is_read_at_a_glance_is_what_the_grammar_reads(
     queue: Queue, clock: Clock, priority: int, properties: dict[str, Typed]
 ) -> None:
-    told = names.Name(queue.root.context.ids.next(), priority, properties=properties)
-    for name in (told, replace(told, since=clock.ms - 5000), replace(told, since=clock.ms - 7000, delivery_count=2)):
+    full_name = names.Name(queue.root.context.ids.next(), priority, properties=properties)
+    for name in (
+        full_name,
+        replace(full_name, since=clock.ms - 5000),
+        replace(full_name, since=clock.ms - 7000, delivery_count=2),
+    ):
         file = names.file_name(name)
         drop(queue, file, b"x")
         read = names.parse(file)

@@ -123,8 +123,8 @@ class Checkpoint:
             lines.write(json.dumps([what, batch, [[id, body.decode()] for id, body in read or ()]]) + "\n")
 
     def lines(self, what: str) -> list[tuple[int, Read]]:
-        told = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [(batch, [(id, body.encode()) for id, body in read]) for kind, batch, read in told if kind == what]
+        notes = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [(batch, [(id, body.encode()) for id, body in read]) for kind, batch, read in notes if kind == what]
 
     @property
     def offset(self) -> int:
@@ -267,7 +267,7 @@ def test_a_run_that_dies_before_any_step_is_gone_on_with_by_the_next(
 def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
     tmp_path: Path, before: Callable[[Queue, Checkpoint], None], when: str
 ) -> None:
-    told = Counter[str]()
+    outcomes = Counter[str]()
     for step in range(1, MANY):
         queue, checkpoint = story(tmp_path / str(step), before)
         reached: list[int] = []
@@ -277,9 +277,9 @@ def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
         with steps(first, last):
             try:
                 go_on(queue, checkpoint)
-                told["nothing"] += 1
+                outcomes["nothing"] += 1
             except StorageError as error:
-                told[f"{type(error).__name__}: {os.strerror(errno.EIO) in str(error)}"] += 1
+                outcomes[f"{type(error).__name__}: {os.strerror(errno.EIO) in str(error)}"] += 1
         check_whole(queue, f"an error {when} step {step}")
         go_on(queue, checkpoint)
         check_ended(queue, checkpoint, f"an error {when} step {step}")
@@ -287,9 +287,9 @@ def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
             break
     else:
         pytest.fail("the run never came to its end")
-    assert set(told) == {"nothing", "StorageError: True"}
-    assert told["StorageError: True"] > 10, told
-    assert told.total() > 30
+    assert set(outcomes) == {"nothing", "StorageError: True"}
+    assert outcomes["StorageError: True"] > 10, outcomes
+    assert outcomes.total() > 30
 
 
 # -- leases that run out while nobody goes on with the stream ----------------------------------------------------------
@@ -721,9 +721,9 @@ def test_a_lease_that_was_lost_is_told_once_and_the_others_are_renewed(
     clock.advance(LEASE / 2)
     journal.renew()
     journal.renew()
-    (told,) = caplog.messages
-    assert lost.id in told
-    assert "is gone" in told
+    (logged,) = caplog.messages
+    assert lost.id in logged
+    assert "is gone" in logged
     clock.advance(LEASE / 2 + 1)
     queue.sweep()
     assert where(queue) == {"processing": [b"1", b"2"]}

@@ -579,18 +579,18 @@ def test_a_write_lock_that_cannot_be_read_counts_as_empty(tmp_path: Path, kind: 
     makers[kind]()
 
     def send() -> tuple[bool, list[str]]:
-        told: list[str] = []
+        errors: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("dropq").addHandler(handler)
         with ThreadPoolExecutor() as pool:
             sent = pool.submit(queue.send, b"x")
-            until(lambda: len(told) > 1, "a sender that waits")
+            until(lambda: len(errors) > 1, "a sender that waits")
             path.rmdir() if kind == "folder" else path.unlink()
-            return sent.result(30).accepted, told
+            return sent.result(30).accepted, errors
 
-    accepted, told = unprivileged(send)
-    assert accepted and "cannot be read" in told[0] and str(path) in told[0] and "makes senders wait" in told[1]
+    accepted, errors = unprivileged(send)
+    assert accepted and "cannot be read" in errors[0] and str(path) in errors[0] and "makes senders wait" in errors[1]
 
 
 def test_a_full_queue_and_a_write_lock_are_both_obeyed(

@@ -44,9 +44,9 @@ def test_a_message_that_cannot_be_claimed_is_told_of_once_all_others_are_handled
             return handled, str(error)
         return handled, ""
 
-    handled, told = unprivileged(worker)
+    handled, refusal = unprivileged(worker)
     assert handled == [b"1", b"2", b"3"]
-    assert "nothing was moved" in told
+    assert "nothing was moved" in refusal
     assert where(queue) == {"target": [b"bad"], "processed": handled}
 
 

@@ -151,9 +151,9 @@ def test_rows_with_too_few_or_too_many_fields_fail_and_the_others_go_on(queue: Q
                 read.append(fields(record))
     assert read == [{"id": "2", "price": "3"}]
     assert bodies(queue)["error"] == [b"id,price\n1\n", b"id,price\n4,5,6\n"]
-    told = {message.id: (message.reason or {})["detail"] for message in queue.browse("error")}
-    assert "has 1 fields, and its header names 2" in str(told[f"{id}-1"])
-    assert "has 3 fields, and its header names 2" in str(told[f"{id}-3"])
+    details = {message.id: (message.reason or {})["detail"] for message in queue.browse("error")}
+    assert "has 1 fields, and its header names 2" in str(details[f"{id}-1"])
+    assert "has 3 fields, and its header names 2" in str(details[f"{id}-3"])
 
 
 def test_a_field_may_be_as_long_as_a_record_whatever_limit_csv_has_in_the_process(root: Root) -> None:
@@ -236,9 +236,9 @@ def test_what_is_before_the_unreadable_is_settled_and_the_rest_lies_in_error(
     id = queue.send(body, type=kind).id
     assert len(worked(queue)) == records
     assert bodies(queue) == {"processed": [processed], "error": [left]}
-    told = reason(queue)
-    assert (told["reason"], told["record"]) == ("unreadable", records + 1)
-    assert says in str(told["detail"])
+    found = reason(queue)
+    assert (found["reason"], found["record"]) == ("unreadable", records + 1)
+    assert says in str(found["detail"])
     assert [message.id for message in queue.browse("error")] == [id]
 
 

@@ -71,11 +71,11 @@ def test_a_bundle_that_is_committed_is_found_until_its_parts_have_arrived(
 
 def test_explain_says_what_a_committed_bundle_waits_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     id = commit_and_die(queue, monkeypatch)
-    (told,) = explained(queue)
-    assert (told.message.id, told.message.state, told.why) == (id, "processing", "committed")
-    assert "1 for error/, 1 for processed/, 1 for target/" in told.detail and "`dropq sweep orders`" in told.detail
-    assert told.message.body == lines(3)
-    assert [told.why for told in queue.explain("processing")] == ["committed"]
+    (one,) = explained(queue)
+    assert (one.message.id, one.message.state, one.why) == (id, "processing", "committed")
+    assert "1 for error/, 1 for processed/, 1 for target/" in one.detail and "`dropq sweep orders`" in one.detail
+    assert one.message.body == lines(3)
+    assert [one.why for one in queue.explain("processing")] == ["committed"]
     assert list(queue.explain("target")) == []
 
 
@@ -86,8 +86,8 @@ def test_explain_names_a_folder_with_something_that_nobody_can_move(
     (folder,) = Path(queue.layout.staged).iterdir()
     (folder / "notes.txt").touch()
     queue.sweep()
-    (told,) = queue.explain("processing")
-    assert "all parts of it have arrived" in told.detail and "`dropq fsck orders` says what else" in told.detail
+    (one,) = queue.explain("processing")
+    assert "all parts of it have arrived" in one.detail and "`dropq fsck orders` says what else" in one.detail
     (finding,) = [finding for finding in queue.fsck(repair=True) if finding.kind == "not-staged"]
     assert finding.repaired and finding.path == f"{folder}/notes.txt"
     queue.sweep()
@@ -98,8 +98,8 @@ def test_explain_says_that_a_barrier_waits_for_a_committed_bundle(root: Root, mo
     queue = root.create_queue("q", barrier_expression="JMSPriority = 9")
     commit_and_die(queue, monkeypatch)
     queue.send("barrier", priority=9)
-    told, _ = queue.explain()
-    assert told.why == "barrier" and "0 wait, 1 is held" in told.detail
+    one, _ = queue.explain()
+    assert one.why == "barrier" and "0 wait, 1 is held" in one.detail
 
 
 def test_explain_says_of_which_bundle_a_part_is_and_where_the_others_lie(queue: Queue) -> None:
@@ -110,13 +110,13 @@ def test_explain_says_of_which_bundle_a_part_is_and_where_the_others_lie(queue: 
     next(records).nack()
     next(records).reject("three")
     message.release()
-    left, record = sorted(explained(queue), key=lambda told: told.message.id)
+    left, record = sorted(explained(queue), key=lambda one: one.message.id)
     assert left.message.id == id
     assert "it is what is left of a bundle, from record 4 on" in left.detail
     assert record.message.id == f"{id}-2"
     assert f"it was record 2 of the bundle {id}" in record.detail
-    for told in (left, record):
-        assert told.detail.endswith("; more of the bundle: 1 in target/, 1 in error/, 1 in processed/")
+    for one in (left, record):
+        assert one.detail.endswith("; more of the bundle: 1 in target/, 1 in error/, 1 in processed/")
 
 
 def test_explain_finds_the_parts_of_a_bundle_whose_id_its_sender_made(queue: Queue) -> None:
@@ -125,8 +125,8 @@ def test_explain_finds_the_parts_of_a_bundle_whose_id_its_sender_made(queue: Que
     records = message.records()
     next(records).reject("one")
     message.release()
-    (told,) = explained(queue)
-    assert told.detail.endswith("from record 2 on; more of the bundle: 1 in error/")
+    (one,) = explained(queue)
+    assert one.detail.endswith("from record 2 on; more of the bundle: 1 in error/")
 
 
 def test_explain_counts_no_part_of_another_file_of_the_same_name(queue: Queue) -> None:
@@ -136,15 +136,15 @@ def test_explain_counts_no_part_of_another_file_of_the_same_name(queue: Queue) -
         for record in message.records():
             record.ack() if record.number == 3 else record.nack(60) if verb == "nack" else record.reject("no")
     assert queue.counts()["error"] == 2 and queue.counts()["processed"] == 2
-    for told in explained(queue):
-        assert told.detail.endswith("of the bundle day.text; more of the bundle: 1 in delayed/")
+    for one in explained(queue):
+        assert one.detail.endswith("of the bundle day.text; more of the bundle: 1 in delayed/")
 
 
 def test_explain_says_that_a_bundle_was_cut_in_two(queue: Queue) -> None:
     queue.send(lines(4), type="text")
     died(take(queue))
     assert list(take(queue).records()) == []
-    details = [told.detail for told in explained(queue)]
+    details = [one.detail for one in explained(queue)]
     assert len(details) == 2
     for first, detail in zip((1, 3), details, strict=True):
         assert f"from record {first} on; it was cut in two" in detail and "had been delivered once" in detail
@@ -153,8 +153,8 @@ def test_explain_says_that_a_bundle_was_cut_in_two(queue: Queue) -> None:
 
 def test_explain_says_nothing_of_bundles_where_there_is_none(queue: Queue) -> None:
     queue.send(lines(3), type="text")
-    (told,) = explained(queue)
-    assert "bundle" not in told.detail
+    (one,) = explained(queue)
+    assert "bundle" not in one.detail
 
 
 def test_the_command_shows_what_a_committed_bundle_waits_for(
@@ -162,8 +162,8 @@ def test_the_command_shows_what_a_committed_bundle_waits_for(
 ) -> None:
     id = commit_and_die(queue, monkeypatch)
     ran = run("browse", "orders", "--explain", "--json")
-    (told,) = map(json.loads, ran.out.splitlines())
-    assert (told["id"], told["state"], told["why"]) == (id, "processing", "committed")
+    (one,) = map(json.loads, ran.out.splitlines())
+    assert (one["id"], one["state"], one["why"]) == (id, "processing", "committed")
 
 
 def half_joined(queue: Queue) -> Path:

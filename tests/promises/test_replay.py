@@ -155,8 +155,8 @@ def test_the_reason_of_each_replay_that_fails_is_kept(make: Make) -> None:
     for why in ("first", "second"):
         queue.replay()
         take(queue).reject(why)
-    told = [message.reason for message in queue.browse("error")]
-    assert sorted(str(reason and reason["detail"]) for reason in told) == ["first", "second"]
+    reasons = [message.reason for message in queue.browse("error")]
+    assert sorted(str(reason and reason["detail"]) for reason in reasons) == ["first", "second"]
 
 
 def test_the_age_of_what_is_archived_stays_and_the_oldest_goes_first(make: Make) -> None:
@@ -405,8 +405,8 @@ def test_a_replay_is_as_durable_as_a_send(tmp_path: Path, monkeypatch: pytest.Mo
     archive(queue, b"a")
     recorded = RecordingOs().record(monkeypatch)
     queue.replay()
-    told = recorded.briefly(("fsync", "rename"), base(queue))
-    assert told == ["fsync working/*", "rename working/* target/*", "fsync target", "fsync working"]
+    calls = recorded.briefly(("fsync", "rename"), base(queue))
+    assert calls == ["fsync working/*", "rename working/* target/*", "fsync target", "fsync working"]
     queue.close()
 
 

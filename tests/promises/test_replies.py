@@ -48,10 +48,10 @@ def test_an_answer_has_the_correlation_id_of_its_request_else_its_id(
 ) -> None:
     sent = asked.send("question", reply_to="answers", **request_has)  # type: ignore[arg-type]
     request = take(asked)
-    told = request.reply("answer")
+    reply = request.reply("answer")
     assert request.held and where(asked) == {"processing": [b"question"]}
     answer = take(answers)
-    assert (told, answer.text, answer.message_class) == (Sent(answer.id, True, "answers"), "answer", "T")
+    assert (reply, answer.text, answer.message_class) == (Sent(answer.id, True, "answers"), "answer", "T")
     assert answer.correlation_id == (answer_has or sent.id)
 
 
@@ -150,8 +150,8 @@ def test_the_command_answers_by_receipt_also_after_the_lease_was_renewed(
         receipt = request.receipt
         assert receipt is not None
         request.extend("5m")
-        told = ("-p", "n:I=3", "--priority", "7", "--type", "t", "--reply-to", "q", "--id", "a")
-        assert run(monkeypatch, asked.root.path, "reply", "q", receipt, *told, stdin=b"from stdin") == 0
+        arguments = ("-p", "n:I=3", "--priority", "7", "--type", "t", "--reply-to", "q", "--id", "a")
+        assert run(monkeypatch, asked.root.path, "reply", "q", receipt, *arguments, stdin=b"from stdin") == 0
         assert request.held
     assert capsys.readouterr().out == "a\n"
     answer = take(answers)
@@ -164,8 +164,8 @@ def test_the_command_answers_by_id_with_a_file_and_another_correlation_id(
 ) -> None:
     (tmp_path / "answer").write_bytes(b"from a file")
     sent = asked.send("question", reply_to="answers")
-    told = [sent.id, str(tmp_path / "answer"), "--correlation-id", "other"]
-    assert run(monkeypatch, asked.root.path, "reply", "q", *told) == 0
+    arguments = [sent.id, str(tmp_path / "answer"), "--correlation-id", "other"]
+    assert run(monkeypatch, asked.root.path, "reply", "q", *arguments) == 0
     assert (tmp_path / "answer").exists()
     assert [(one.body, one.correlation_id) for one in answers.browse()] == [(b"from a file", "other")]
 
@@ -184,8 +184,8 @@ def test_the_command_says_why_a_message_cannot_be_answered(
 ) -> None:
     sent = asked.send("question", reply_to=reply_to)
     assert run(monkeypatch, asked.root.path, "reply", "q", sent.id, stdin=b"answer") == code
-    told = capsys.readouterr()
-    assert said in told.err and "nothing was sent" in told.err and told.out == ""
+    printed = capsys.readouterr()
+    assert said in printed.err and "nothing was sent" in printed.err and printed.out == ""
 
 
 def test_the_command_refuses_a_message_that_is_not_there_and_a_receipt_that_is_settled(

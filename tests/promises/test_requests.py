@@ -554,8 +554,8 @@ def test_a_temporary_queue_that_goes_while_health_looks_is_not_unhealthy(
 
 def test_doctor_leaves_temporary_queues_alone_unless_one_is_named(queue: Queue) -> None:
     left = left_by_the_dead(queue)
-    told = [found.path for found in queue.root.doctor()]
-    assert told and not any(left in path for path in told)
+    paths = [found.path for found in queue.root.doctor()]
+    assert paths and not any(left in path for path in paths)
     assert queue.root.doctor([left])
 
 
@@ -697,9 +697,9 @@ def test_the_command_sends_a_file_and_has_both_in_json(
     with responding(queue):
         assert run(monkeypatch, queue.root.path, *argv) == 0
     printed = capsys.readouterr()
-    told = json.loads(printed.out)
-    assert (told["accepted"], told["delivered_to"], told["reply"]["body"]) == (True, "q", "re: file")
-    assert (told["reply"]["correlation_id"], printed.err) == ("c", "")
+    shown = json.loads(printed.out)
+    assert (shown["accepted"], shown["delivered_to"], shown["reply"]["body"]) == (True, "q", "re: file")
+    assert (shown["reply"]["correlation_id"], printed.err) == ("c", "")
     assert not (tmp_path / "question").exists()
 
 

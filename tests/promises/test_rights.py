@@ -258,9 +258,9 @@ def test_a_part_of_another_user_for_a_queue_that_no_configuration_names_stays(
     SWEEPS[sweep](root.queue("inbox"))
     assert held(root, "payments") == []
     assert (folder / "whole").exists()
-    told = [reason.message for reason in health(root.queue("inbox")).reasons if reason.kind == "unfinished-commit"]
+    reasons = [reason.message for reason in health(root.queue("inbox")).reasons if reason.kind == "unfinished-commit"]
     says = f"user {PRODUCER} staged it for payments, which no configuration names: only processes of that user move it"
-    assert says in told[0]
+    assert says in reasons[0]
 
 
 def test_a_part_of_another_user_is_moved_to_a_queue_that_a_selector_names(

@@ -106,8 +106,8 @@ def test_each_step_that_was_recorded_of_dropboxmq_has_the_same_outcome(tmp_path:
             elif verb == "recv":
                 own = consumers[arguments[0]]
                 got = list(iter(own.receive, None))
-                told = [(f"ID:{one.id}", one.priority, one.delivery_count, one.text) for one in got]
-                assert told == [
+                received = [(f"ID:{one.id}", one.priority, one.delivery_count, one.text) for one in got]
+                assert received == [
                     (one["id"], one["priority"], int(one["props"]["JMSXDeliveryCount"][1]), one["body"])
                     for one in call["result"]
                 ], step["step"]
@@ -720,7 +720,7 @@ def test_fsck_finds_nothing_wrong_with_switches_and_routed_messages(q: Queue) ->
 def test_explain_names_the_route_that_a_message_goes_to(q: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     q.send("u", priority=9)
     q.send("a")
-    assert [told.why for told in q.explain("target")] == ["route", "ready"]
+    assert [one.why for one in q.explain("target")] == ["route", "ready"]
     assert run(q, "browse", "q", "--explain") == 0
     assert "it goes to route hi: " in capsys.readouterr().out
 

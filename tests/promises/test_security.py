@@ -326,17 +326,17 @@ def test_an_unreadable_body_is_told_and_holds_up_no_other(shared: Queue) -> None
     by(PRODUCER, send)
 
     def consume() -> list[str]:
-        told = []
+        answers = []
         with reopened(shared) as queue:
             for _ in range(2):
                 message = take(queue)
                 try:
-                    told.append(message.text)
+                    answers.append(message.text)
                     message.ack()
                 except StorageError as error:
-                    told.append("refused")
+                    answers.append("refused")
                     message.reject(str(error))
-        return sorted(told)
+        return sorted(answers)
 
     assert by(CONSUMER, consume, group=READERS) == ["open", "refused"]
     assert [len(bodies) for bodies in where(shared).values()] == [1, 1]
@@ -572,10 +572,10 @@ def test_a_command_gets_any_name_as_one_argument_and_runs_no_shell(
     script = 'n=$(cat); [ "$#" = 2 ] && [ "$n" = "$(cat "$1")" ] && [ "$1" = "$DROPQ_FILE" ] && [ "$2" = "<$1>" ] '
     script += f'&& case $1 in /*) printf %s "$DROPQ_ID" > "{out}/$n";; esac'
     work(queue, Command(["sh", "-c", script, "sh", "{}", "<{}>"]), until_empty=True)
-    told = {int(path.name): path.read_bytes() for path in out.iterdir()}
+    written = {int(path.name): path.read_bytes() for path in out.iterdir()}
     expected = {number: os.fsencode(name) for number, name in enumerate(NAMES)}
     expected[NAMES.index("4.%00%0A%2F.B")] = b"?\n/"
-    assert told == expected
+    assert written == expected
     assert not list(tmp_path.glob("pwned"))
 
 

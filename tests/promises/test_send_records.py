@@ -232,9 +232,9 @@ def test_a_second_signal_ends_the_command_wherever_it_is_and_tells_what_was_sent
         process.send_signal(number)
         until(lambda: is_asleep(process), "the command has noted the signal, and waits again")
         process.send_signal(number)
-        read, told = process.stderr.readline(), process.stderr.readline()
+        read, line = process.stderr.readline(), process.stderr.readline()
     assert read == b"2 bytes behind the last whole record were read, and not sent\n"
-    assert told == b"sent=1 not_sent=0\n"
+    assert line == b"sent=1 not_sent=0\n"
 
 
 def is_asleep(process: subprocess.Popen[bytes]) -> bool:

@@ -54,7 +54,7 @@ def append(message: Message, body: bytes = b"2\n") -> None:
 
 
 def why(queue: Queue) -> list[str]:
-    return [told.why for told in queue.explain("target")]
+    return [explained.why for explained in queue.explain("target")]
 
 
 # -- who takes messages ------------------------------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def test_a_paused_consumer_does_not_look_for_what_has_settled(queue: Queue, cloc
 
 def test_explain_says_until_when_a_file_settles(queue: Queue, clock: Clock) -> None:
     put(queue)
-    (told,) = queue.explain("target")
-    assert told.why == "settling"
-    assert told.until is not None
-    left = told.until.timestamp() - clock.ms / 1000
+    (explained,) = queue.explain("target")
+    assert explained.why == "settling"
+    assert explained.until is not None
+    left = explained.until.timestamp() - clock.ms / 1000
     assert 0 < left <= Timing().written_in_place + 1
-    assert told.detail.endswith("it waits for 2 s after that, and settle_time sets another time")
+    assert explained.detail.endswith("it waits for 2 s after that, and settle_time sets another time")
     clock.advance(LATER)
     assert why(queue) == ["ready"]
 
@@ -177,8 +177,8 @@ def test_explain_says_until_when_a_file_settles(queue: Queue, clock: Clock) -> N
 def test_explain_names_the_settle_time_of_a_queue_that_has_one(root: Root) -> None:
     queue = root.create_queue("other", settle_time="1m")
     put(queue)
-    (told,) = queue.explain("target")
-    assert (told.why, told.detail.endswith("it waits for settle_time, 60 s")) == ("settling", True)
+    (explained,) = queue.explain("target")
+    assert (explained.why, explained.detail.endswith("it waits for settle_time, 60 s")) == ("settling", True)
 
 
 @pytest.mark.parametrize("act", [lambda path: os.chmod(path, 0o600), lambda path: os.utime(path, (1, 1))])
@@ -252,7 +252,7 @@ def test_what_does_not_end_a_message_as_done_compares_nothing(queue: Queue, cloc
     append(message)
     {"fail": lambda: message.fail("f"), "reject": lambda: message.reject("r")}.get(verb, getattr(message, verb))()
     assert list(where(queue).values()) == [[b"1\n2\n"]]
-    assert not [told for told in queue.browse("error") if (told.reason or {}).get("reason") == "body_changed"]
+    assert not [each for each in queue.browse("error") if (each.reason or {}).get("reason") == "body_changed"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "report 2024%2F11.csv", "a~b", "a,b-1.csv"])

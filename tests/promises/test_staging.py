@@ -228,7 +228,7 @@ def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(
     tmp_path: Path, when: str, overflow: str
 ) -> None:
     """Spark aborts after a failed commit; an error may also come after the call was done, as over NFS."""
-    told = set()
+    fates = set()
     for step in range(1, MANY):
         queue, rest = overflowing(tmp_path / str(step))
         job = Job(queue.context, "job")
@@ -242,10 +242,10 @@ def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(
         assert in_both(queue, rest) == ([] if fate == "nothing was sent" else ALL), f"an error {when} step {step}"
         queue.sweep(jobs_older_than=0)
         assert working(queue) == []
-        told.add(fate)
+        fates.add(fate)
         if fate == "sent" and step > 100:
             break
-    assert told == {"nothing was sent", "is committed", "sent"}
+    assert fates == {"nothing was sent", "is committed", "sent"}
 
 
 # -- meetings ----------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def sweep_that_dies(queue: Queue) -> None:
 @pytest.mark.parametrize("meeting", [sweep_all, sweep_then_another_run, sweep_that_dies])
 @pytest.mark.crashes
 def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
-    told = set()
+    outcomes = set()
     for step in range(1, MANY):
         queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.context, "job")
@@ -284,10 +284,10 @@ def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meet
         assert sent(queue) == expected, f"swept at step {step}"
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), working(queue)) == (expected, [])
-        told.add(bool(expected))
+        outcomes.add(bool(expected))
         if not acted:
             break
-    assert told == {True, False}
+    assert outcomes == {True, False}
 
 
 @pytest.mark.usefixtures("either_rename")
@@ -334,7 +334,7 @@ def test_a_queue_with_a_job_that_was_cut_off_is_not_deleted(tmp_path: Path) -> N
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.crashes
 def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> None:
-    told = set()
+    all_fates = set()
     for step in range(1, MANY):
         queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.context, "job")
@@ -350,10 +350,10 @@ def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> N
         assert sent(queue) == (ALL if fates == ["sent"] else []), f"committed at step {step}"
         queue.sweep(jobs_older_than=0)
         assert working(queue) == []
-        told.update(fates)
+        all_fates.update(fates)
         if not acted:
             break
-    assert told == {"sent", "nothing was sent"}
+    assert all_fates == {"sent", "nothing was sent"}
 
 
 @pytest.mark.usefixtures("either_rename")

@@ -343,8 +343,8 @@ def ask(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 def check(standing: Standing, answer: Answer, line: str, code: int, says: list[str]) -> None:
     exited, out, err = answer
     assert exited == code, err
-    told = out if line.startswith("config check") else err
-    assert [words for words in says if standing.filled(words) not in told] == [], told
+    output = out if line.startswith("config check") else err
+    assert [words for words in says if standing.filled(words) not in output] == [], output
     assert all(words not in err for words in ("Traceback", "fault of dropq", "Value error"))
     assert out == "" or code == 1 or line.startswith("config check")
 

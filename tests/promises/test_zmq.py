@@ -345,10 +345,10 @@ def test_with_headers_a_message_says_more_both_ways(queue: Queue) -> None:
         assert serving.ask(b"id", json.dumps(said).encode(), b"", b"a", b"b") == [b"id", b"1", b""]
         _, key, _, _, header, delimiter, *parts = serving.consumer().recv_multipart()
         assert (key[:5], delimiter, parts) == (b"mine/", b"", [b"a", b"b"])
-        told = json.loads(header)
-        assert {name: told[name] for name in said} == said
-        assert told["delivery_count"] == 1
-        assert abs((datetime.fromisoformat(told["timestamp"]) - datetime.now(UTC)).total_seconds()) < 60
+        parsed = json.loads(header)
+        assert {name: parsed[name] for name in said} == said
+        assert parsed["delivery_count"] == 1
+        assert abs((datetime.fromisoformat(parsed["timestamp"]) - datetime.now(UTC)).total_seconds()) < 60
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,12 @@ def commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_of_a_log_counts_when_its_end_is_there(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "log")
-    told = []
+    tails = []
     for part in ("1.5 7 q stag", "ed 3\n2", ".5 7 q renamed 1\n"):
         with (tmp_path / "log").open("a") as log:
             log.write(part)
-        told.append([(line.what, line.number) for line in tail.lines()])
-    assert told == [[], [("staged", 3)], [("renamed", 1)]]
+        tails.append([(line.what, line.number) for line in tail.lines()])
+    assert tails == [[], [("staged", 3)], [("renamed", 1)]]
 
 
 def test_a_job_whose_manifest_was_told_must_be_all_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -427,8 +427,8 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
 
 def test_the_paper_tells_every_option_and_format() -> None:
     paper = PAPER.read_text()
-    told = (*WRITE_OPTIONS, *READ_OPTIONS, *STREAM_READ_OPTIONS, *BODY_FORMATS, *RECORD_FORMATS)
-    assert [option for option in told if f"`{option}`" not in paper] == []
+    options = (*WRITE_OPTIONS, *READ_OPTIONS, *STREAM_READ_OPTIONS, *BODY_FORMATS, *RECORD_FORMATS)
+    assert [option for option in options if f"`{option}`" not in paper] == []
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------
@@ -555,8 +555,8 @@ def test_a_commit_that_fails_half_way_is_finished_by_sparks_abort(
     with pytest.raises(PySparkException if fault is io_error else Exception) as caught:
         save(rows, queue, format_name="faulty", jobId="faulty")
     if fault is io_error:
-        told = "is committed" if sent else "nothing was sent"
-        assert told in str(caught.value)
+        fate = "is committed" if sent else "nothing was sent"
+        assert fate in str(caught.value)
     assert bodies(queue) == texts(sent)
     assert [name for name in working(queue) if name.startswith(".job-")] == []
     save(rows, queue, jobId="faulty")  # the way out of an error that came too late

@@ -97,9 +97,9 @@ def _rows(part: str, options: Options) -> list[Row]:
     except Exception as error:  # the other parts are as good as before
         traceback.print_exc()
         rows.append(Row(part, wrong=[f"ended by {error!r}"]))
-    told = [f"  {row.test}: {line}" for row in rows for line in row.wrong]
+    wrong = [f"  {row.test}: {line}" for row in rows for line in row.wrong]
     took = f"{part}: {time.monotonic() - begun:.0f} s"
-    print(*lines_of(part, rows, ""), *told, took, sep="\n", file=sys.stderr, flush=True)
+    print(*lines_of(part, rows, ""), *wrong, took, sep="\n", file=sys.stderr, flush=True)
     return rows
 
 

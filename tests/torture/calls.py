@@ -63,15 +63,15 @@ class _Os(ModuleType):
         self._between = between
 
     def __getattr__(self, name: str) -> Any:
-        told = "unlink" if name == "remove" else name
-        if told not in CHANGING and told not in LOOKING:
+        called = "unlink" if name == "remove" else name
+        if called not in CHANGING and called not in LOOKING:
             return getattr(os, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             real = getattr(os, name)
             if args and isinstance(args[0], int) and not _is_on_disk(args[0]):
                 return real(*args, **kwargs)  # a pipe that wakes a thread, or the kernel's events
-            return self._between(Call(told, args, lambda: real(*args, **kwargs)))
+            return self._between(Call(called, args, lambda: real(*args, **kwargs)))
 
         setattr(self, name, call)  # one call is one object, as in `os`: Python 3.13 compares them by `is`
         return call

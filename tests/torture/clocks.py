@@ -255,10 +255,10 @@ def _apart(folder: Path, preload: str, rounds: int) -> Row:
     offsets = {"the right time": 0, "an hour ahead": HOUR, "an hour behind": -HOUR}
     with ExitStack() as stack:
         hands = {}
-        for told, offset in offsets.items():
+        for clock, offset in offsets.items():
             faked = {**HONEST, "LD_PRELOAD": preload, "FAKETIME": f"{offset:+d}"} if offset else {}
-            hands[told] = stack.enter_context(_hand(root, faked))
-            _check_clock(hands[told], offset, Checks(row, root, "", told))
+            hands[clock] = stack.enter_context(_hand(root, faked))
+            _check_clock(hands[clock], offset, Checks(row, root, "", clock))
         pairs = permutations(hands, 2)
         for number, (one, other) in enumerate(pair for pairs in repeat([*pairs], rounds) for pair in pairs):
             checks = Checks(row, root, f"apart{number}", f"sent and held at {one}, swept and taken at {other}")
@@ -356,10 +356,10 @@ def _set(folder: Path, preload: str, rounds: int) -> Row:
     faked = {**HONEST, "LD_PRELOAD": preload, "FAKETIME_TIMESTAMP_FILE": str(control)}
     intervals = {"the file server's clock measured once": None, "measured all the time": 0.0}
     with _hand(root, {}) as other:
-        for number, (told, interval) in enumerate(pair for _ in range(rounds) for pair in intervals.items()):
+        for number, (clock, interval) in enumerate(pair for _ in range(rounds) for pair in intervals.items()):
             _set_to(control, 0)
             with _hand(root, faked, interval) as one:
-                checks = Checks(row, root, f"set{number}", told)
+                checks = Checks(row, root, f"set{number}", clock)
                 _queue(root, checks.queue)
                 _check_clock(one, 0, checks)
                 _jump(checks, control, one, other)

@@ -96,8 +96,8 @@ class Crowd:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if not os.WIFSIGNALED(status) and role != "script":
-            told = (self._notes / f"{name}.out").read_text(errors="replace").splitlines()
-            self.wrong.append(f"{name} ended with status {status}: {told[-1] if told else ''}")
+            lines = (self._notes / f"{name}.out").read_text(errors="replace").splitlines()
+            self.wrong.append(f"{name} ended with status {status}: {lines[-1] if lines else ''}")
         return role
 
 

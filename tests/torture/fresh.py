@@ -59,10 +59,10 @@ def _release(suite: str, release: Path, verbs: Sequence[str], ways: Sequence[str
             begun = time.monotonic()
             done = _make(release, WAYS[way].format(f"make {verb}"))
             lines = done.stdout.rstrip().splitlines() or [""]
-            told = f"make {verb}" if way == "plainly" else f"make {verb}, {way}"
-            print(f"  {suite}, {told}: {lines[-1]} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
+            title = f"make {verb}" if way == "plainly" else f"make {verb}, {way}"
+            print(f"  {suite}, {title}: {lines[-1]} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
             passed = re.search(r"(\d+) passed", lines[-1])
-            row = Row(f"{told}: Debian {suite}", cases=int(passed[1]) if passed else 1)
+            row = Row(f"{title}: Debian {suite}", cases=int(passed[1]) if passed else 1)
             if done.returncode or (verb != "demo" and not passed):
                 row.wrong += [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-20:]
                 whole = Path(PRINTED, f"{suite}-{way}-{verb}.log")

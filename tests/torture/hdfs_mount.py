@@ -156,23 +156,23 @@ class HdfsFiles:
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         try:
-            told = _STATUS.search(self._fs.getFileStatus(self._at(path)).toString())
+            status = _STATUS.search(self._fs.getFileStatus(self._at(path)).toString())
         except Py4JJavaError as error:
             if error.java_exception.getClass().getSimpleName() in ("IllegalArgumentException", "InvalidPathException"):
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             raise
-        assert told is not None
-        is_folder = told["folder"] == "true"
-        changed = int(told["changed"]) // 1000 * 10**9  # libhdfs tells whole seconds
+        assert status is not None
+        is_folder = status["folder"] == "true"
+        changed = int(status["changed"]) // 1000 * 10**9  # libhdfs tells whole seconds
         return {
-            "st_mode": (stat.S_IFDIR if is_folder else stat.S_IFREG) | _mode(told["mode"]),
+            "st_mode": (stat.S_IFDIR if is_folder else stat.S_IFREG) | _mode(status["mode"]),
             "st_nlink": 2 if is_folder else 1,
-            "st_size": 4096 if is_folder else int(told["length"]),
-            "st_uid": _id(pwd.getpwnam, told["owner"]),
-            "st_gid": _id(grp.getgrnam, told["group"]),
+            "st_size": 4096 if is_folder else int(status["length"]),
+            "st_uid": _id(pwd.getpwnam, status["owner"]),
+            "st_gid": _id(grp.getgrnam, status["group"]),
             "st_mtime": changed,
             "st_ctime": changed,
-            "st_atime": int(told["read"]) // 1000 * 10**9,
+            "st_atime": int(status["read"]) // 1000 * 10**9,
         }
 
     def readdir(self, path: str, fh: int) -> list[str]:

@@ -526,8 +526,8 @@ def main() -> int:
     for mutant in report.unexplained:
         print(f"LIVES  {mutant}")
     figures = Counter(killed=len(report.killed), explained=len(report.explained), unexplained=len(report.unexplained))
-    told = ", ".join(f"{count} {kind}" for kind, count in figures.items())
-    print(f"{len(mutants)} mutants of {len(everywhere)}: {told}; {time.monotonic() - began:.0f} s")
+    summary = ", ".join(f"{count} {kind}" for kind, count in figures.items())
+    print(f"{len(mutants)} mutants of {len(everywhere)}: {summary}; {time.monotonic() - began:.0f} s")
     return 1 if report.unexplained or stale else 0
 
 

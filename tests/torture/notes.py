@@ -85,15 +85,15 @@ class ProcessNotes:
     @classmethod
     def read(cls, path: Path) -> ProcessNotes:
         """Read the notes of a process, which may still be taking them."""
-        told = cls()
+        notes = cls()
         held: dict[str, Claim] = {}
         for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
             if line.endswith("\n"):
                 at, step, *words = line.split()
-                told._step(int(at), step, words, held)
-        if told.within is None and any(claim.open for claim in held.values()):
-            told.within = "holding"
-        return told
+                notes._step(int(at), step, words, held)
+        if notes.within is None and any(claim.open for claim in held.values()):
+            notes.within = "holding"
+        return notes
 
     @property
     def leased(self) -> bool:

@@ -58,11 +58,11 @@ class Passthrough:
 
     def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
         found = os.lstat(self._at(path)) if path is not None else os.fstat(fh or 0)
-        told = {name: int(getattr(found, name)) for name in _KEPT}
-        told |= {name: getattr(found, exact) for name, exact in _TIMES.items()}
+        attributes = {name: int(getattr(found, name)) for name in _KEPT}
+        attributes |= {name: getattr(found, exact) for name, exact in _TIMES.items()}
         if "modes" not in self._offers and stat.S_ISREG(found.st_mode):
-            told["st_mode"] = stat.S_IFREG | 0o644
-        return told
+            attributes["st_mode"] = stat.S_IFREG | 0o644
+        return attributes
 
     def readdir(self, path: str, fh: int) -> Iterator[str]:
         yield from (".", "..", *os.listdir(self._at(path)))
@@ -152,14 +152,14 @@ class LikeHdfs(Passthrough):
     def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
         if len(os.fsencode(os.path.basename(path or ""))) > LONGEST:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        told = super().getattr(path, fh)
-        if stat.S_ISREG(told["st_mode"]):
+        attributes = super().getattr(path, fh)
+        if stat.S_ISREG(attributes["st_mode"]):
             inode = os.lstat(self._at(path)).st_ino if path is not None else os.fstat(fh or 0).st_ino
-            told["st_size"] = 0 if self._unfinished[inode] else told["st_size"]
-            told["st_ctime"] = told["st_mtime"]  # a rename changes no time
+            attributes["st_size"] = 0 if self._unfinished[inode] else attributes["st_size"]
+            attributes["st_ctime"] = attributes["st_mtime"]  # a rename changes no time
         for name in _TIMES:
-            told[name] = told[name] // 10**9 * 10**9
-        return told
+            attributes[name] = attributes[name] // 10**9 * 10**9
+        return attributes
 
     def create(self, path: str, mode: int, info: Any = None) -> int:
         name = os.path.basename(path)

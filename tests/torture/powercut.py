@@ -114,14 +114,14 @@ def cut_once(folder: Path, durability: str, kind: str, rng: random.Random, *, sy
     what, _, last = kind.partition(" ")
     often = last == "often"
     mount = OTHERS.get(system, OFTEN if often else SELDOM)
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "durability": durability,
         "what": what,
         "last": "" if often else last,
         "seed": rng.randrange(1 << 30),
     }
     when = {"lines": lines, "pause": pause + often * COMMITTED} if what == "both" else {"lines": math.inf, "pause": 0}
-    return reckon(*cut_power(folder, __name__, system, [mount], **when, **told))
+    return reckon(*cut_power(folder, __name__, system, [mount], **when, **arguments))
 
 
 # -- inside: until the cut -----------------------------------------------------------------------------------------

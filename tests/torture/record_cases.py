@@ -510,8 +510,8 @@ class RecordCases(acts.Acts[Case, Scene]):
             elif not other and any(fate in said.words for fate in (*UNDONE, fan_out.UNSETTLED)):
                 allowed = worlds[:1]
         if world not in allowed:
-            told = "" if said is None else f" (the holder was told {said.raised or 'nothing'} {said.words})"
-            yield f"{dict(world)}, and may be {[dict(each) for each in allowed]}{told}"
+            outcome = "" if said is None else f" (the holder was told {said.raised or 'nothing'} {said.words})"
+            yield f"{dict(world)}, and may be {[dict(each) for each in allowed]}{outcome}"
         if said is not None and other in UNDISTURBING and said.raised:
             yield f"its holder was told {said.raised}: {said.words}"
 

@@ -317,10 +317,10 @@ class Administered:
             why = {explained.why for explained in self.opened().queue(address).explain()}
             if selects and "ready" in why:
                 self.wrong.append(f"nobody says why what is in {address} waits")
-            told = [reason.message for reason in self.opened().queue(address).health().reasons]
-            said = any(ROUND in message for message in told)
+            reasons = [reason.message for reason in self.opened().queue(address).health().reasons]
+            said = any(ROUND in message for message in reasons)
             if said != bool(unused and self.ways.is_on_a_ring(address)):
-                self.wrong.append(f"of {address}, health says {told}")
+                self.wrong.append(f"of {address}, health says {reasons}")
 
     def open_rings(self) -> set[str]:
         """Take away what closes rings, until there are none; return who was on one."""

@@ -130,9 +130,9 @@ class Tail:
         with self._path.open("rb") as log:
             log.seek(self._offset)
             whole, end, _ = log.read().rpartition(b"\n")
-        told = whole + end
-        self._offset += len(told)
-        return [Line.parse(text) for text in told.decode().splitlines()]
+        logged = whole + end
+        self._offset += len(logged)
+        return [Line.parse(text) for text in logged.decode().splitlines()]
 
 
 # -- phases, by the log ----------------------------------------------------------------------------------------------
@@ -609,8 +609,8 @@ class Job:
 
     def committed(self, queue: str) -> tuple[int, int]:
         """Return how many jobs have sent to a queue, by the log: at least, and at most."""
-        told = Counter(line.what for line in Tail(self.log).lines() if line.queue == queue)
-        return told["manifest"], told["manifest begins"]
+        counts = Counter(line.what for line in Tail(self.log).lines() if line.queue == queue)
+        return counts["manifest"], counts["manifest begins"]
 
     def bodies(self, queue: str, *states: str) -> list[str]:
         """Return the bodies that lie in some states of a queue."""
@@ -972,8 +972,8 @@ class Torture:
             blamed.lost += account.lost
             blamed.doubled += account.doubled
         if not account.is_good:
-            told = [f"{account.lost} lost, {account.doubled} doubled", *account.faults]
-            self.fault(f"{job.run}, last killed in {job.killed_in}: {'; '.join(told)}\n{newest(job.log)}")
+            summary = [f"{account.lost} lost, {account.doubled} doubled", *account.faults]
+            self.fault(f"{job.run}, last killed in {job.killed_in}: {'; '.join(summary)}\n{newest(job.log)}")
 
     def fault(self, what: str) -> None:
         """Note what must not be; nothing new is begun."""
@@ -992,8 +992,8 @@ class Torture:
 
 def newest(log: Path, lines: int = 80) -> str:
     """Return the end of a log, without the single files that were staged and renamed."""
-    told = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return "".join([line for line in told if not _OF_ONE_FILE.search(line)][-lines:])
+    written = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return "".join([line for line in written if not _OF_ONE_FILE.search(line)][-lines:])
 
 
 class Lane:
@@ -1029,8 +1029,8 @@ class Lane:
                 slow += 1
             else:
                 unprovoked += 1
-        told = f"{unprovoked} times, and {slow} times as its workers start too slowly"
-        self._torture.fault(f"{self._job.run} fails by itself: {told}\n{newest(self._job.log)}")
+        summary = f"{unprovoked} times, and {slow} times as its workers start too slowly"
+        self._torture.fault(f"{self._job.run} fails by itself: {summary}\n{newest(self._job.log)}")
 
     def _run_once(self) -> list[Proof]:
         """Run the job once, and kill; return what is proven of the kills."""
@@ -1092,9 +1092,9 @@ class Lane:
         before = self._phase(kill, progress, kill.at)
         after = before
         if kind_dies_at_once := kill.kind in (WORKER, ALL):
-            told = [line for line in lines if line.at <= (kill.dead if kill.pid in (0, line.pid) else kill.at)]
+            until_then = [line for line in lines if line.at <= (kill.dead if kill.pid in (0, line.pid) else kill.at)]
             later = self._job.progress()
-            later.feed_all(told)
+            later.feed_all(until_then)
             after = self._phase(kill, later, kill.dead)
         phase = before if before and (before == after or not kind_dies_at_once) else ELSEWHERE
         proof = Proof(kill.kind, phase, progress.decided(kill.at))

@@ -205,8 +205,8 @@ class Storm:
         self.live.remove(process)
         self.past.append(process)
         if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
-            told = process.notes.with_suffix(".out").read_text(errors="replace").splitlines()
-            self.failed.append(f"{process.notes.stem} ended with status {status}: {told[-1] if told else ''}")
+            lines = process.notes.with_suffix(".out").read_text(errors="replace").splitlines()
+            self.failed.append(f"{process.notes.stem} ended with status {status}: {lines[-1] if lines else ''}")
 
     def end(self) -> None:
         """Kill everybody."""
@@ -242,16 +242,16 @@ class Storm:
         self.past.append(drain)
 
     def _row(self, name: str, setting: Setting, before: Found, after: Found) -> Row:
-        told = [(process, ProcessNotes.read(process.notes)) for process in self.past if process.queue == name]
-        claims = [(claim, process.killed or notes.last) for process, notes in told for claim in notes.claims]
-        sent = {body for _, notes in told for body in notes.sent}
-        tried = {body for _, notes in told for body in notes.tried}
+        by_process = [(process, ProcessNotes.read(process.notes)) for process in self.past if process.queue == name]
+        claims = [(claim, process.killed or notes.last) for process, notes in by_process for claim in notes.claims]
+        sent = {body for _, notes in by_process for body in notes.sent}
+        tried = {body for _, notes in by_process for body in notes.tried}
         row = Row(f"storm: {setting.told}", cases=len(sent), kills=self.proven[name])
         row.faults = sum(claim.lost is not None for claim, _ in claims)  # leases that ran out, mostly of the stopped
-        row.wrong += [f"{name}: {file} was read half" for _, notes in told for file in notes.half]
+        row.wrong += [f"{name}: {file} was read half" for _, notes in by_process for file in notes.half]
         keeps = bool(setting.options.get("history", True))
-        drained = [claim for process, notes in told if process.role == "drain" for claim in notes.claims]
-        earlier = [claim for process, notes in told if process.role != "drain" for claim in notes.claims]
+        drained = [claim for process, notes in by_process if process.role == "drain" for claim in notes.claims]
+        earlier = [claim for process, notes in by_process if process.role != "drain" for claim in notes.claims]
         account = _account(before, name, sent, tried, earlier, keeps=keeps)
         row.count(account, f"{name} before the drain")
         later = _account(after, name, sent, tried, [*earlier, *drained], keeps=keeps)

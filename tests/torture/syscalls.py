@@ -53,13 +53,13 @@ def _case(row: Row, folder: Path, inject: str) -> None:
     queue.send_many(body(f"waits {number}", 3000) for number in range(8))
     command = [sys.executable, "-m", "torture.syscalls", str(folder)]
     ours, others = socket.socketpair()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=others.fileno()) as child, ours.makefile() as told:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=others.fileno()) as child, ours.makefile() as trace:
         others.close()
         assert child.stdin is not None
-        told.readline()
+        trace.readline()
         with _attached(child.pid, inject) as refused:
             child.stdin.close()
-            said = [json.loads(line) for line in told]
+            said = [json.loads(line) for line in trace]
             child.wait()
     ours.close()
     row.cases += 1

@@ -35,7 +35,7 @@ def read(tmp_path: Path) -> Callable[..., ProcessNotes]:
 
 
 def quarrels(*processes: ProcessNotes, end: int = 1000) -> list[str]:
-    claims = [(claim, end * 1_000_000) for told in processes for claim in told.claims]
+    claims = [(claim, end * 1_000_000) for one in processes for claim in one.claims]
     return sorted({what.rpartition(": ")[2] for _, what in broken(claims)})
 
 
@@ -53,10 +53,10 @@ def test_what_was_noted_is_read(tmp_path: Path) -> None:
     notes("sent", "a", "b")
     notes("got", "a", "me", 5, 1)
     notes("half", "strange")
-    told = ProcessNotes.read(tmp_path / "notes")
-    assert (told.tried, told.sent, told.half) == ({"a", "b"}, {"a", "b"}, ["strange"])
-    assert [(claim.name, claim.owner, claim.open) for claim in told.claims] == [("a", "me", True)]
-    assert told.leased
+    read = ProcessNotes.read(tmp_path / "notes")
+    assert (read.tried, read.sent, read.half) == ({"a", "b"}, {"a", "b"}, ["strange"])
+    assert [(claim.name, claim.owner, claim.open) for claim in read.claims] == [("a", "me", True)]
+    assert read.leased
 
 
 @pytest.mark.parametrize(

@@ -178,15 +178,15 @@ def test_a_send_or_a_settlement_that_a_power_cut_took_back_is_found() -> None:
     there = seen(about, plain_1="processing", wide_3="target", delayed_4="target", plain_5="target", plain_6="error")
     reckoning = powercut.reckon(said, there)
     assert reckoning.lost == ["plain-2"]
-    told = " ".join(reckoning.undone)
+    undone = " ".join(reckoning.undone)
     assert len(reckoning.undone) == 5
     for line in ("plain-1 had been acked, and lies in processing", "wide-3 has lost", "delayed-4 had been sent"):
-        assert line in told
+        assert line in undone
     for line in (
         "plain-5 had been nacked, and its name says nothing",
         "plain-6 had been rejected, and nothing says why",
     ):
-        assert line in told
+        assert line in undone
 
 
 def test_a_body_in_two_places_or_in_part_and_a_job_in_part_are_found() -> None:

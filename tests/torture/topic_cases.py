@@ -324,8 +324,8 @@ class TopicCases(acts.Acts[Case, Scene]):
             case.again(root)
             again(root)
 
-        told = (*case.told, *(name for name in (*_EVERYTHING, LEFT, *case.publishes) if other == "an unsubscribe"))
-        met = replace(case, again=both, gets=change(case.gets), told=told)
+        spared = (*case.told, *(name for name in (*_EVERYTHING, LEFT, *case.publishes) if other == "an unsubscribe"))
+        met = replace(case, again=both, gets=change(case.gets), told=spared)
 
         def meeting(number: int, scene: Scene) -> Between:
             return Meeting(number, partial(work, scene))

@@ -63,9 +63,9 @@ def run(options: Options) -> Iterable[Row]:
         unit = Unit(queue, options.folder / f"unit-{number}")
         until(lambda: os.listdir(queue.layout.processing), "the unit works", timeout=STOPS_WITHIN)
         time.sleep(chance.uniform(0, WORKS))
-        told = unit.stop(chance)
+        how = unit.stop(chance)
         row.kills += 1
-        returned += int(found[1]) if (found := re.search(r"(\d+) given back unfinished", told)) else 0
+        returned += int(found[1]) if (found := re.search(r"(\d+) given back unfinished", how)) else 0
         row.wrong += [f"stop {number}: {line}" for line in (*unit.wrong, *_counted(queue))]
     unit = Unit(queue, options.folder / "last")
     until(lambda: not _waits(queue), "all is worked off", timeout=STOPS_WITHIN + len(names))
@@ -139,11 +139,11 @@ class Unit:
             code = -1
             self._worker.kill()
             self._worker.wait()
-        told = self._log.read_text(errors="replace")
+        output = self._log.read_text(errors="replace")
         if code != 0:
-            self.wrong.append(f"{number.name}: the worker ended with {code}: {told[-300:]}")
+            self.wrong.append(f"{number.name}: the worker ended with {code}: {output[-300:]}")
         until(lambda: not self._processes(), "the unit's processes ended")
-        return told
+        return output
 
     def _signal_all(self, number: signal.Signals, chance: random.Random) -> None:
         """Signal each process, again while there are new ones, as systemd does."""

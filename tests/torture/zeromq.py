@@ -251,8 +251,8 @@ class Storm:
         self.past.append(self._actors.pop(actor.name))
         self.kills += actor.status == -signal.SIGKILL
         if actor.status not in (0, -signal.SIGKILL):
-            told = actor.out.read_text(errors="replace").splitlines()
-            self.wrong.append(f"{actor.name} ended with {actor.status}: {told[-1] if told else ''}")
+            lines = actor.out.read_text(errors="replace").splitlines()
+            self.wrong.append(f"{actor.name} ended with {actor.status}: {lines[-1] if lines else ''}")
 
     def _count_out(self) -> None:
         """See how many messages each server holds: those whose leases run."""

@@ -685,8 +685,10 @@ def test_the_examples_of_the_paper_are_what_they_say(block: str, files: Files) -
         assert files.write(root=block).load_root().defaults
         files.load()
     elif block.startswith("# queue.toml, refused"):
-        told = [line.removeprefix(f"{files.queue_file.parent}/") for line in problems_of(files.write(queue=block).load)]
-        assert told == _blocks("text")[0].strip().split("\n")
+        shown = [
+            line.removeprefix(f"{files.queue_file.parent}/") for line in problems_of(files.write(queue=block).load)
+        ]
+        assert shown == _blocks("text")[0].strip().split("\n")
     else:
         assert block.startswith("# queue.toml\n")
         files.write(queue=block).load()

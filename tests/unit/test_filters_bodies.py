@@ -198,8 +198,8 @@ class TestListedFiles:
         with caplog.at_level(logging.WARNING, "dropq"), queue.subscribe(filter="/x = 1") as subscription:
             for _ in range(3):
                 assert subscription.receive() is None
-        [told] = [record.getMessage() for record in caplog.records if "NULLs" in record.getMessage()]
-        assert "long.json: it is longer than" in told
+        [logged] = [record.getMessage() for record in caplog.records if "NULLs" in record.getMessage()]
+        assert "long.json: it is longer than" in logged
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_that_may_not_be_read_are_passed_over(self, make: Make) -> None:
