@@ -419,7 +419,7 @@ class Moves:
         path = f"{self._layout.folder(state)}/{file}"
         try:
             inode = reading.inode(path)
-            self._storage.discard(path, make_folder(self.context, self._layout.private))
+            self._storage.discard(path, self._layout.private)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -490,7 +490,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         reason: the path of the file that says why it goes there, which names it and its inode.
     """
     folder = context.layout.folder(state)
-    move = context.storage.move
+    move: Callable[[str, str], None] = context.storage.move
     try:
         if state in WAITING:
             context.storage.make_folder(folder)
@@ -532,11 +532,11 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
     credits.free(context, own_name)  # before the last trace is gone: nobody would free them after a crash but an audit
     if end == "unlink" or not context.config.history:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
-            context.storage.discard(path, make_folder(context, context.layout.private))
+            context.storage.discard(path, context.layout.private)
         return
     for file in naming.names_at_the_end(context, own_name):
         try:
-            return context.storage.move(path, f"{context.layout.processed}/{file}")
+            return context.storage.move(path, f"{context.layout.processed}/{file}", sole=bool(names.tells_time(file)))
         except FileExistsError:  # a file of the same name was archived before: both stay
             continue
         except FileNotFoundError:

@@ -28,7 +28,8 @@ class Outlet:
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
         """Write a body into working/, under the name that the message will have; `synced` as for `write_new`."""
         try:
-            self._storage.write_new(f"{self._layout.working}/{file}", data, synced=synced)
+            path, sole = f"{self._layout.working}/{file}", bool(names.tells_time(file))
+            self._storage.write_new(path, data, synced=synced, sole=sole)
         except OSError as error:
             raise self.not_sent(error) from error
 
@@ -40,7 +41,7 @@ class Outlet:
         """
         staged = f"{self._layout.working}/{file}"
         try:
-            self._storage.write_new(staged, data)
+            self._storage.write_new(staged, data, sole=True)
         except OSError as error:
             raise self.not_sent(error) from error
         try:

@@ -126,7 +126,7 @@ class Claims(Settlement):
             if self.is_changed(claim):
                 return self.set_changed_aside(claim)
         if not self._config.history:
-            move_out(self.context, claim, self._storage.discard, make_folder(self.context, self._layout.private))
+            move_out(self.context, claim, self._storage.discard, self._layout.private)
             credits.free(self.context, claim.own_name)
             return self._sync_ack(Location("removed", ""), later)
         file = claim.own_name
@@ -137,7 +137,7 @@ class Claims(Settlement):
             file = next(others)
         while True:
             try:
-                self._storage.move(claim.path, f"{self._layout.processed}/{file}")
+                self._storage.move(claim.path, f"{self._layout.processed}/{file}", sole=bool(names.tells_time(file)))
                 break
             except FileExistsError:  # a file of the same name was archived before: both stay
                 others = others or naming.kept_names(self.context, naming.counted(self.context, claim))

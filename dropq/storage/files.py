@@ -24,7 +24,7 @@ from dropq.format.layout import GONE_PREFIX, PRIVATE
 from dropq.storage import system_calls
 from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
-from dropq.storage.mounts import mount_at
+from dropq.storage.mounts import Mount, mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
 from dropq.storage.system_calls import CREATE, FILE_MODE, HERE, NO_FLAGS, READ, TOUCH, open_file
 
@@ -117,6 +117,7 @@ class Storage:
         self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
+        self._mount: Mount | None = None  # until it is asked for
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -126,9 +127,9 @@ class Storage:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def create(self, path: str) -> int:
+    def create(self, path: str, flags: int = CREATE) -> int:
         """Create a new file and return its descriptor, open for writing."""
-        fd = os.open(path, CREATE, self._create_mode)
+        fd = os.open(path, flags, self._create_mode)
         if self._owns:
             try:
                 self._own(fd, self._file_mode)
@@ -138,9 +139,14 @@ class Storage:
                 raise
         return fd
 
-    def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
-        """Write a new file, durable at once if `synced` and the durability asks for it; remove it when that fails."""
-        fd = self.create(path) if self._owns else os.open(path, CREATE, self._create_mode)
+    def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True, sole: bool = False) -> None:
+        """Write a new file, durable at once if `synced` and the durability asks for it; remove it when that fails.
+
+        Args:
+            sole: no other file can have its name.
+        """
+        flags = self._sole_flags(os.path.dirname(path)) if sole else CREATE
+        fd = self.create(path, flags) if self._owns else os.open(path, flags, self._create_mode)
         try:
             try:
                 if (written := os.write(fd, data)) < len(data):
@@ -154,6 +160,15 @@ class Storage:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
+
+    def _sole_flags(self, folder: str | int) -> int:
+        """Return the flags to make a file whose name no other file can have, in a folder or an open one.
+
+        On NFS an exclusive creation takes a second call. It stays where a sticky folder keeps users apart.
+        """
+        if not self._mounted(folder).is_nfs or os.stat(folder).st_mode & stat.S_ISVTX:
+            return CREATE
+        return CREATE & ~os.O_EXCL
 
     def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
         """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
@@ -179,10 +194,15 @@ class Storage:
     def _is_late(self, folder: str, at: int | None) -> bool:
         """Return whether the file system may finish files after their close(); it is one file system for all calls."""
         if self._finishes_late is None:
-            path = folder if at is None else f"/proc/self/fd/{at}"
-            mount = mount_at(os.path.realpath(path), os.stat(path).st_dev)
-            self._finishes_late = mount is not None and mount.finishes_late
+            self._finishes_late = self._mounted(folder if at is None else at).finishes_late
         return self._finishes_late
+
+    def _mounted(self, folder: str | int) -> Mount:
+        """Return the mount that all calls are about, of a folder or its descriptor; one of no kind if it is unknown."""
+        if self._mount is None:
+            path = folder if isinstance(folder, str) else f"/proc/self/fd/{folder}"
+            self._mount = mount_at(os.path.realpath(path), os.stat(path).st_dev) or Mount("")
+        return self._mount
 
     @contextlib.contextmanager
     def together(self, folder: str, count: int) -> Iterator[bool]:
@@ -210,7 +230,7 @@ class Storage:
         at: int | None = None,
         times: tuple[int, int] | None = None,
     ) -> None:
-        """Write many new files into a folder; after a failure the caller removes the folder.
+        """Write many new files into a folder of the caller's own; after a failure the caller removes the folder.
 
         Args:
             at: the folder's descriptor, where it is open: it saves the walk along the path to each file.
@@ -232,8 +252,9 @@ class Storage:
         synced: bool,
     ) -> None:
         mode, owns, sizes = self._create_mode, self._owns, list[int]()
+        flags = self._sole_flags(os.path.dirname(paths[0]) if at is None else at) if paths else CREATE
         for path, data in zip(paths, bodies, strict=True):
-            fd = os.open(path, CREATE, mode, dir_fd=at)
+            fd = os.open(path, flags, mode, dir_fd=at)
             try:
                 if owns:
                     self._own(fd, self._file_mode)
@@ -402,8 +423,12 @@ class Storage:
             # the destination, so if it is there, this rename made it.
             raise_unless_done(error, source, destination)
 
-    def move(self, source: str, destination: str) -> None:
+    def move(self, source: str, destination: str, *, sole: bool = False) -> None:
         """Rename a file to a name that another process may have taken.
+
+        Args:
+            sole: only a copy that somebody made by hand can have the name: where the kernel has no rename that replaces
+                nothing, the name is not reserved first, and such a copy is replaced.
 
         Raises:
             FileExistsError: the destination exists; nothing was changed.
@@ -416,10 +441,10 @@ class Storage:
             except OSError as error:
                 if exclusive.is_done(error, source, destination):
                     return None
-        return exclusive.rename(source, destination)
+        return self.rename(source, destination) if sole else exclusive.rename(source, destination)
 
     def discard(self, path: str, folder: str) -> None:
-        """Remove a message for good: rename it to a private name, then unlink it.
+        """Remove a message for good: rename it to a private name in a folder, which is made if needed; then unlink it.
 
         The rename takes the message out of its queue. If the unlink fails, a sweep removes the file.
 
@@ -427,7 +452,13 @@ class Storage:
             FileNotFoundError: another process took the message first.
         """
         private = f"{folder}/{GONE_PREFIX}{os.urandom(8).hex()}"
-        self.rename(path, private)
+        try:
+            self.rename(path, private)
+        except FileNotFoundError:
+            if os.path.lexists(folder):
+                raise
+            self.make_folder(folder)
+            self.rename(path, private)
         try:
             self.unlink(private)  # RACE: NFS may have lost the reply to a first unlink, and then the file is gone
         except OSError as error:
@@ -557,8 +588,8 @@ class Storage:
             _raise_unless_in(error, source, folder, name)
 
     def sync_in(self, folder: int, name: str) -> None:
-        """Make the entries of a folder durable that lies in an open folder; does nothing below durability `full`."""
-        if not self.syncs_folders:
+        """Make the entries of a folder durable that lies in an open folder; does nothing where `sync` does nothing."""
+        if not self.syncs_folders or self._mounted(folder).is_nfs:
             return
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -734,8 +765,11 @@ class Storage:
             return
 
     def sync(self, *folders: str) -> None:
-        """Make the entries of folders durable, in this order; does nothing below durability `full`."""
-        if not self.syncs_folders:
+        """Make the entries of folders durable, in this order; does nothing below durability `full`.
+
+        It does nothing on NFS either, whose server has made them durable before it answered.
+        """
+        if not self.syncs_folders or not folders or self._mounted(folders[0]).is_nfs:
             return
         for folder in folders:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -54,6 +54,11 @@ class Mount:
         return self.kind.startswith("fuse")
 
     @property
+    def is_nfs(self) -> bool:
+        """Whether an NFS server has it: that makes a rename durable before it answers."""
+        return self.kind.startswith("nfs")
+
+    @property
     def keeps_locks(self) -> bool:
         """Whether a lock may be known to this mount alone: it is shared, and not known to pass locks on."""
         return self.shared and (self._passing is None or not _LOCAL_LOCKS.isdisjoint(self.options))

@@ -13,7 +13,7 @@ from helpers import VERBS, Make, RecordingOs, base, make_queue, where
 
 from dropq import Message, Sent, StorageError
 from dropq.lifecycle.sending import Outlet
-from dropq.storage import system_calls
+from dropq.storage import files, system_calls
 from dropq.storage.files import Storage
 from dropq.storage.mounts import Mount
 
@@ -203,6 +203,46 @@ def test_an_interrupted_send_many_takes_away_also_what_was_just_being_made(
     with pytest.raises(KeyboardInterrupt):
         queue.send_many([b"x"] * 10)
     assert where(queue) == {}
+
+
+def test_on_nfs_no_folder_is_synced_as_the_server_has_made_a_rename_durable_before_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "mount_at", lambda folder, device: Mount("nfs4"))
+    queue = make_queue(tmp_path, durability="full")
+    with queue.subscribe() as subscription:
+        seen = RecordingOs().record(monkeypatch)
+        queue.send(b"a")
+        assert seen.briefly(CALLS, base(queue)) == ["fsync working/*", "rename working/* target/*"]
+        seen.calls.clear()
+        message = subscription.receive()
+        assert message is not None
+        message.ack()
+        assert not [call for call in seen.briefly(CALLS, base(queue)) if call.startswith("fsync")]
+
+
+@pytest.mark.parametrize("sticky", [True, False])
+def test_on_nfs_a_body_of_a_sole_name_is_created_exclusively_only_in_a_sticky_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sticky: bool
+) -> None:
+    monkeypatch.setattr(files, "mount_at", lambda folder, device: Mount("nfs4"))
+    queue = make_queue(tmp_path, durability="none")
+    working = base(queue) / "working"
+    if sticky:
+        working.chmod(0o1777)
+    flags = list[int]()
+    opened = os.open
+
+    def noting(path: str, how: int, *args: Any, **options: Any) -> int:
+        if os.path.dirname(path) == str(working):
+            flags.append(how & (os.O_EXCL | os.O_NOFOLLOW))
+        return opened(path, how, *args, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    queue.send(b"a")
+    queue.send_many([b"b", b"c"])
+    assert flags == [os.O_NOFOLLOW | (os.O_EXCL if sticky else 0)] * 3
+    assert where(queue) == {"target": [b"a", b"b", b"c"]}
 
 
 @pytest.mark.parametrize(

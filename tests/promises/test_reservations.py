@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_a_move_in_doubt_never_removes_the_message_for_its_reservation(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make()
-    queue.send(b"precious")
+    drop(queue, "report.csv", b"precious")
     message = take(queue)
     queue.context.storage._exclusive.in_kernel = False
     rename, lstat = os.rename, os.lstat
@@ -49,6 +50,32 @@ def test_a_move_in_doubt_never_removes_the_message_for_its_reservation(
         patch.setattr(os, "lstat", lambda path, **more: cached.get(path) or lstat(path, **more))
         message.ack()
     assert where(queue) == {"processed": [b"precious"]}
+
+
+def test_where_renames_replace_only_a_name_that_somebody_else_may_take_is_reserved(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.context.storage._exclusive.in_kernel = False
+    opened = list[str]()
+    monkeypatch.setattr(os, "open", noting_created(os.open, opened))
+    queue.send(b"sent")
+    drop(queue, "report.csv", b"dropped")
+    for _ in range(2):
+        take(queue).ack()
+    assert [name for name in opened if "/processed/" in name] == [f"{base(queue)}/processed/report.csv"]
+    assert where(queue) == {"processed": [b"dropped", b"sent"]}
+
+
+def noting_created(call: Callable[..., int], opened: list[str]) -> Callable[..., int]:
+    """Return an os.open that notes the paths that it creates."""
+
+    def noting(path: str, flags: int, *rest: object, **more: object) -> int:
+        if flags & os.O_CREAT:
+            opened.append(path)
+        return call(path, flags, *rest, **more)
+
+    return noting
 
 
 def test_retention_leaves_a_name_alone_that_a_move_has_reserved(make: Make) -> None:

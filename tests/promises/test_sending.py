@@ -168,10 +168,10 @@ def test_a_send_many_cut_short_says_how_many_were_sent_and_leaves_no_halves(
     calls = iter(range(1, 100))
     write_new, rename = Storage.write_new, Storage.rename
 
-    def failing_write(self: Storage, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
+    def failing_write(self: Storage, path: str, data: bytes | memoryview, **options: bool) -> None:
         if next(calls) == fails_at:
             raise OSError(errno.ENOSPC, "No space left on device", path)
-        write_new(self, path, data, synced=synced)
+        write_new(self, path, data, **options)
 
     def failing_rename(self: Storage, source: str, destination: str) -> None:
         if next(calls) == fails_at:
