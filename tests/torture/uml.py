@@ -32,6 +32,8 @@ PACKAGES = ("user-mode-linux", "nfs-kernel-server", "nfs-common", "rpcbind", "ke
 OWN = ("libc6", "libc-bin", "libgcc-s1", "libstdc++6", "libcrypt1", "gcc-")
 #: Where libraries lie in a package.
 LIBRARIES = ("lib/*-linux-gnu", "usr/lib/*-linux-gnu")
+#: What the kernel needs on a processor with AMX, and why.
+REGISTERS = Path(__file__).with_name("uml_registers.c")
 #: Bytes of a disk, which take room only as they are written: xfs wants so many.
 DISK_SIZE = 512 << 20
 #: What a line of the guest's begins with, to be told from the kernel's.
@@ -87,6 +89,24 @@ def _libraries() -> list[str]:
     return sorted(name for name in needed - there if not name.startswith(OWN))
 
 
+def _preloaded() -> dict[str, str]:
+    """Return what the kernel's environment needs beside the host's: nothing on most processors.
+
+    Raises:
+        NotRun: a library is needed, and there is no compiler.
+    """
+    if "amx_tile" not in Path("/proc/cpuinfo").read_text().split():
+        return {}
+    library = CACHE / f"registers-{zlib.crc32(REGISTERS.read_bytes()):x}.so"
+    if not library.exists():
+        if not shutil.which("gcc"):
+            raise NotRun("on a processor with AMX user-mode-linux needs a library that is compiled: apt install gcc")
+        made = f"{library}.{os.getpid()}"
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", made, REGISTERS, "-ldl"], check=True)
+        os.rename(made, library)
+    return {"LD_PRELOAD": str(library)}
+
+
 def make_disk(path: Path, system: str = "ext4") -> Path:
     """Make a file that holds an empty file system: ext4, xfs or btrfs."""
     tree = kernel()
@@ -139,6 +159,8 @@ class Guest:
         options = ["mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", "quiet", "loglevel=1", "con=null", "ssl=null"]
         options += [f"ubd{letter}={disk}" for letter, disk in zip("ab", disks, strict=False)]
         command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"init={init}"]
+        # Its memory is a file: on /dev/shm, where it looks first when nobody says otherwise.
+        environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")}
         with open(self._console, "wb") as console:
             self._process = subprocess.Popen(
                 [*command, "con0=null,fd:1"],
@@ -146,8 +168,7 @@ class Guest:
                 stdout=console,
                 stderr=console,
                 start_new_session=True,
-                # Its memory is a file: on /dev/shm, where it looks first when nobody says otherwise.
-                env={name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")},
+                env=environment | _preloaded(),
             )
 
     def __enter__(self) -> Guest:
@@ -163,6 +184,11 @@ class Guest:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)  # a group of its own, by start_new_session
             self._process.wait(60)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its power is on."""
+        return self._process.poll() is None
 
     def said(self) -> list[str]:
         """Return what the task has said so far, a line each; one that is not whole is left out."""
