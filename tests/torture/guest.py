@@ -137,10 +137,16 @@ def load(tree: Path, module: str) -> None:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
 
 
-def mount(version: str, name: str, *, port: int = 2049) -> Path:
+def mount(version: str, name: str, *, port: int = 2049, options: str = "") -> Path:
     """Mount the disk by NFS, as a client of its own: by another address of the server, and under another name.
 
     Else clients of one kernel find out that their server is the same, and become one, connection and all.
+
+    Args:
+        version: one of CLIENTS.
+        name: the client's.
+        port: where the server listens.
+        options: more options of the mount, such as `actimeo=0`.
     """
     place = MOUNTS / name
     place.mkdir()
@@ -149,8 +155,8 @@ def mount(version: str, name: str, *, port: int = 2049) -> Path:
     own = socket.gethostname()
     socket.sethostname(f"client-{name}")
     try:
-        options = f"{CLIENTS[version]},nosharecache,port={port}"
-        _run("mount.nfs", f"{address}:{exported}", str(place), "-o", options)
+        words = [CLIENTS[version], "nosharecache", f"port={port}", *filter(None, [options])]
+        _run("mount.nfs", f"{address}:{exported}", str(place), "-o", ",".join(words))
     finally:
         socket.sethostname(own)
     return place
