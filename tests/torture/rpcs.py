@@ -191,5 +191,7 @@ def _lines(frame: FrameType | None, project: Path) -> Sequence[str]:
         path = frame.f_code.co_filename
         if path.startswith(f"{project}/") and "/.venv/" not in path and path != __file__:
             lines.append(f"{path.removeprefix(f'{project}/')}:{frame.f_lineno}")
+            if not path.startswith((f"{project}/dropq/", f"{project}/cli/")):
+                break  # the case itself: what runs it says nothing
         frame = frame.f_back
     return lines
