@@ -118,6 +118,7 @@ class Storage:
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
         self._mount: Mount | None = None  # until it is asked for
+        self._is_sticky: dict[str, bool] = {}  # by the folders on NFS in which messages are made
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -161,14 +162,16 @@ class Storage:
                 os.unlink(path)
             raise
 
-    def _sole_flags(self, folder: str | int) -> int:
-        """Return the flags to make a file whose name no other file can have, in a folder or an open one.
+    def _sole_flags(self, folder: str, at: int | None = None) -> int:
+        """Return the flags to make a file in a folder whose name no other file can have; `at` is its descriptor.
 
         On NFS an exclusive creation takes a second call. It stays where a sticky folder keeps users apart.
         """
-        if not self._mounted(folder).is_nfs or os.stat(folder).st_mode & stat.S_ISVTX:
+        if not self._mounted(folder, at).is_nfs:
             return CREATE
-        return CREATE & ~os.O_EXCL
+        if at is not None or (sticky := self._is_sticky.get(folder)) is None:
+            sticky = self._is_sticky[folder] = bool(os.stat(folder if at is None else at).st_mode & stat.S_ISVTX)
+        return CREATE if sticky else CREATE & ~os.O_EXCL
 
     def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
         """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
@@ -194,13 +197,13 @@ class Storage:
     def _is_late(self, folder: str, at: int | None) -> bool:
         """Return whether the file system may finish files after their close(); it is one file system for all calls."""
         if self._finishes_late is None:
-            self._finishes_late = self._mounted(folder if at is None else at).finishes_late
+            self._finishes_late = self._mounted(folder, at).finishes_late
         return self._finishes_late
 
-    def _mounted(self, folder: str | int) -> Mount:
+    def _mounted(self, folder: str, at: int | None = None) -> Mount:
         """Return the mount that all calls are about, of a folder or its descriptor; one of no kind if it is unknown."""
         if self._mount is None:
-            path = folder if isinstance(folder, str) else f"/proc/self/fd/{folder}"
+            path = folder if at is None else f"/proc/self/fd/{at}"
             self._mount = mount_at(os.path.realpath(path), os.stat(path).st_dev) or Mount("")
         return self._mount
 
@@ -252,7 +255,7 @@ class Storage:
         synced: bool,
     ) -> None:
         mode, owns, sizes = self._create_mode, self._owns, list[int]()
-        flags = self._sole_flags(os.path.dirname(paths[0]) if at is None else at) if paths else CREATE
+        flags = self._sole_flags(os.path.dirname(paths[0]), at) if paths else CREATE
         for path, data in zip(paths, bodies, strict=True):
             fd = os.open(path, flags, mode, dir_fd=at)
             try:
@@ -589,7 +592,7 @@ class Storage:
 
     def sync_in(self, folder: int, name: str) -> None:
         """Make the entries of a folder durable that lies in an open folder; does nothing where `sync` does nothing."""
-        if not self.syncs_folders or self._mounted(folder).is_nfs:
+        if not self.syncs_folders or self._mounted("", folder).is_nfs:
             return
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
