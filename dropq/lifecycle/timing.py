@@ -31,6 +31,8 @@ class Timing:
 
     #: Seconds between two sweeps that a consumer makes on the way.
     sweep_interval: float = 1.0
+    #: The same over NFS, while target/ is empty and nothing is to be brought back: only a delayed message may come.
+    quiet_interval: float = 2.5
     #: The next sweep comes after at least this many times what the last one took.
     sweep_share: float = 10
     #: Seconds before a new consumer looks whether upkeep is due: a consumer of one message has no time for it.

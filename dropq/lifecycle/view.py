@@ -63,6 +63,7 @@ class TargetView:
 
     Attributes:
         unsettled: when each file has settled that the last listing left out, in ms since 1970, by its name.
+        is_empty: whether the last listing found no message, nor a file that has to settle.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TargetView:
         self.depth = depth
         self._settling = settling
         self.unsettled: dict[str, int] = {}
+        self.is_empty = False
         self._arrivals: Arrivals = {}
         self._share = 0, 1
         #: The key of the last message that the view had room for; None where it had room for all.
@@ -195,6 +197,7 @@ class TargetView:
                     others, arrivals = self._first(others, arrivals)
         others, self._arrivals = self._first(others, arrivals)
         kept = list(first.names())
+        self.is_empty = not (others or kept or self.unsettled)
         if others:
             return self._in_order([*others, *zip(map(names.order_at_a_glance, kept), kept, strict=True)])
         full = self.depth is not None and len(kept) >= self.depth

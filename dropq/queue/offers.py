@@ -41,6 +41,8 @@ SHARING = 1.0
 #: After this many lost races, list target/ again; double the number until a claim succeeds: as on NFS, a listing may
 #: show names for a while that are gone, and then no listing is better.
 LOSSES = 8
+#: Seconds after which an empty target/ may be quiet: sooner, its next change might have the time of its last.
+QUIET_AFTER = reading.SETTLED_NS / 1_000_000_000
 #: How many files that cannot be claimed are remembered; when there are more, each is tried, and logged, again.
 UNCLAIMABLE = 1000
 #: What becomes of messages when an attempt fails.
@@ -75,6 +77,7 @@ class Offers:
         losses: how many races for a message were lost since the last claim.
         routes: the queue's routes, as `attend` saw them last.
         frozen: whether it offers only what waited at one moment.
+        is_quiet: whether target/ was empty, and has not changed since: then nothing else is asked of the file server.
     """
 
     def __init__(
@@ -106,6 +109,9 @@ class Offers:
         self.losses = 0
         self.routes = Routes(context)
         self.frozen = False
+        self._standstill = reading.Standstill(context.layout.target, clock=context.clock)
+        self.is_quiet = False
+        self._may_be_quiet_at = 0.0
         self.view: Iterator[MessageFile] = iter(())
 
     # -- listing ---------------------------------------------------------------------------------------------
@@ -131,8 +137,19 @@ class Offers:
         due = min(self._target.unsettled.values(), default=None)
         return math.inf if due is None else (due - self._context.clock.now_ms()) / 1000
 
+    def look_for_change(self) -> None:
+        """Ask whether target/ is as empty as it was."""
+        with self._listing():
+            self.is_quiet = not self.frozen and self._standstill.lasts
+
     def attend(self) -> None:
-        """Read which routes are in use; list again if the view is too old; offer nothing while the queue is paused."""
+        """Read which routes are in use; list again if the view is too old; offer nothing while the queue is paused.
+
+        While target/ is quiet, an attempt counts as if it had listed it.
+        """
+        if self.is_quiet:
+            self.listings += 1
+            return
         with error_context(UNTOUCHED):
             self.routes.refresh()
         if self._target.stale and not self.frozen:
@@ -170,12 +187,18 @@ class Offers:
         self._again = None
         self._refused = None  # a message that still waits is met again
         if self._is_paused():
+            self._standstill.end()
             self._clear()
             return
         with self._listing():
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
+            if time.monotonic() > self._may_be_quiet_at:
+                self._standstill.begin()
             self._target.refresh(*self._position())
+            if not self._target.is_empty:
+                self._standstill.end()
+                self._may_be_quiet_at = time.monotonic() + QUIET_AFTER
             self._acked = self._acks.names()  # RACE: after the messages that it may be about
         self._compose()
 

@@ -75,8 +75,17 @@ class SweepOnTheWay(Protocol):
     def has_begun(self) -> bool:
         """Whether an upkeep has begun, and slices of it are to follow."""
 
-    def run(self, *, idle: bool = False) -> object:
-        """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
+    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
+        """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing.
+
+        While target/ is `quiet`, and nothing was found to bring back, it only looks for what changes without target/.
+
+        Returns:
+            How many messages it moved.
+        """
+
+    def stir(self) -> None:
+        """Let it be due as usual: target/ has changed since it rested."""
 
     def found_nothing(self) -> None:
         """Run the queue's selectors on messages that the consumer leaves to others, if that is due."""
@@ -192,7 +201,12 @@ class Subscription:
             return None
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
         return self._waiting.wait(
-            news, until, attempt=self._next, next_attempt=lambda: self._next_attempt, given_up=given_up or bool
+            news,
+            until,
+            attempt=self._next,
+            next_attempt=lambda: self._next_attempt,
+            given_up=given_up or bool,
+            is_quiet=lambda: self._offers.is_quiet,
         )
 
     def _wake(self) -> None:
@@ -403,6 +417,8 @@ class Subscription:
         listings = offers.listings
         if time.monotonic() >= self._attend_at:
             self._attend()
+        if offers.is_quiet and self._admission is None:
+            return None
         if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
             return None
         if self._admission is not None:
@@ -438,8 +454,12 @@ class Subscription:
 
     def _attend(self) -> None:
         """Do what is not done for each message: sweep, read read-locks and routes, replace an old view."""
+        offers = self._offers
+        offers.look_for_change()
+        if not offers.is_quiet:
+            self._sweep.stir()
         self._sweep_if_due()
-        self._offers.attend()
+        offers.attend()
         # A view of many messages is kept longer than a read-lock may go unseen.
         refresh_at = time.monotonic() + self._context.timing.max_age
         self._attend_at = min(self._sweep.again, self._offers.fresh_until, refresh_at)
@@ -450,7 +470,8 @@ class Subscription:
         self._forget_lost()  # before the sweep that returns them
         try:
             # Consumers that died and held nothing are cleared away while they would have a part of the view.
-            self._sweep.run(idle=self._offers.are_shared)
+            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet):
+                self._offers.is_quiet = False
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))

@@ -57,6 +57,7 @@ class Waiting:
         attempt: Callable[[], Message | None],
         next_attempt: Callable[[], float],
         given_up: Callable[[], bool],
+        is_quiet: Callable[[], bool],
     ) -> Message | None:
         """Try to receive each time that there may be a message; return None at the end of the time, or once closed.
 
@@ -65,6 +66,7 @@ class Waiting:
             until: when to give up, by `time.monotonic()`.
             next_attempt: returns the seconds after which to try again without news.
             given_up: whether to return None at the next wake-up.
+            is_quiet: whether nothing came since an earlier wait: then this is the same wait, and its pauses are long.
         """
         if not self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
             return None
@@ -74,7 +76,8 @@ class Waiting:
             if self._closed:  # RACE: a later close finds the watch, and an earlier close is seen here
                 self._watch = None
                 return None
-            watch.begin()
+            if not is_quiet():
+                watch.begin()
             while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
                 if news is self.news:  # RACE: the thread that gives up says so first, and then brings news
                     watch.wait(min(left, next_attempt()))

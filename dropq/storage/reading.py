@@ -11,13 +11,14 @@ import sys
 import tomllib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import islice
 from typing import IO, NamedTuple
 
 from dropq.format.layout import ignored_ends, ignoring
 from dropq.storage.clock import Clock
-from dropq.storage.mounts import mount_at
-from dropq.storage.system_calls import READ, open_file
+from dropq.storage.mounts import Mount, mount_at
+from dropq.storage.system_calls import READ, Asked, ask, open_file
 
 #: Nanoseconds after which the next change of a folder gets another time than the last, on any file system.
 SETTLED_NS = 2_000_000_000
@@ -95,6 +96,62 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
         return
     with found:
         yield from found  # type: ignore[misc]
+
+
+class Standstill:
+    """Whether folders have not changed since they were last listed, asked of the file server by one call for each.
+
+    It asks nothing, and says no, where a file system may change a folder and leave its time: as many FUSE mounts do.
+    """
+
+    def __init__(self, *folders: str, clock: Clock) -> None:
+        self._folders = folders
+        self._clock = clock
+        self._mark: list[tuple[int, int]] | None = None
+
+    def begin(self) -> None:
+        """Note how the folders are before they are listed: it lasts until one of them changes."""
+        found = self._now()
+        # When a folder changed just now, its next change may have the same time.
+        settled = self._clock.now_ms() * 1_000_000 - SETTLED_NS if found else 0
+        self._mark = found if found and all(changed < settled for _, changed in found) else None
+
+    def end(self) -> None:
+        """Forget what was noted: the listing found something to do."""
+        self._mark = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether no folder has changed since `begin`.
+
+        Raises:
+            FileNotFoundError: a folder is missing, and the one above it.
+        """
+        return self._mark is not None and self._mark == self._now()
+
+    @cached_property
+    def _mount(self) -> Mount | None:
+        above = os.path.dirname(self._folders[0])
+        return mount_at(above, os.stat(above).st_dev)
+
+    @property
+    def is_on_nfs(self) -> bool:
+        """Whether to ask takes a call of a file server."""
+        return self._mount is not None and self._mount.is_nfs
+
+    def _now(self) -> list[tuple[int, int]] | None:
+        if self._mount is None or (self._mount.shared and not self._mount.is_nfs):
+            return None
+        found = [_asked(folder) for folder in self._folders]
+        return None if None in found else [(each.inode, each.changed_ns) for each in found if each is not None]
+
+
+def _asked(folder: str) -> Asked | None:
+    """Return what the file server says of a folder; if it is missing, of the one above, which changes as it is made."""
+    try:
+        return ask(folder)
+    except FileNotFoundError:
+        return ask(os.path.dirname(folder))
 
 
 class Subfolder(NamedTuple):

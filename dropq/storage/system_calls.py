@@ -7,8 +7,10 @@ import ctypes
 import errno
 import os
 import re
+import struct
 import sys
 import time
+from typing import NamedTuple
 
 from dropq.storage.mounts import mount_of
 
@@ -25,9 +27,9 @@ NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 #: The current folder of the process, in the place of a folder's descriptor.
 HERE = -100
 _RENAME_NOREPLACE = 1
-#: Of `statx`: the size alone, of a link itself, and asked of the file system, whatever the kernel remembers. The answer
-#: has the size at byte 40.
-_SIZE, _NO_FOLLOW, _ASKED, _STATX_BYTES, _SIZE_AT = 0x200, 0x100, 0x2000, 256, 40
+#: Of `statx`: the inode, the size and the ctime, of a link itself, and asked of the file system, whatever the kernel
+#: remembers; and the bytes at which the answer has them.
+_WANTED, _NO_FOLLOW, _ASKED, _STATX_BYTES, _INODE_AT, _SIZE_AT, _CTIME_AT = 0x380, 0x100, 0x2000, 256, 32, 40, 96
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 #: File systems that one call syncs as a whole. It syncs btrfs, too, but there a file that is renamed after it may have
 #: both names after a power cut, until both folders are synced; a file that was synced by itself has one.
@@ -66,24 +68,40 @@ def rename_noreplace(source: str, destination: str, folder: int = HERE, source_f
         raise OSError(number, os.strerror(number), source, None, destination)
 
 
-def size_asked(path: str, folder: int = HERE) -> int | None:
-    """Return a file's size in bytes as its file system has it now, whatever the kernel remembers.
+class Asked(NamedTuple):
+    """What a file system said of a file: its inode, its ctime in nanoseconds, and its size in bytes."""
+
+    inode: int
+    changed_ns: int
+    size: int
+
+
+def ask(path: str, folder: int = HERE) -> Asked | None:
+    """Return what a file is as its file system has it now, whatever the kernel remembers: over NFS this is one call.
 
     Args:
         folder: the descriptor of the folder that a relative `path` begins in.
 
     Returns:
-        The size; None where the C library, the kernel or a container's rules do not let it ask.
+        None where the C library, the kernel or a container's rules do not let it ask.
     """
     if _statx is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | _NO_FOLLOW, _SIZE, answer) != 0:
+    if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | _NO_FOLLOW, _WANTED, answer) != 0:
         number = ctypes.get_errno()
-        if number in NO_FLAGS or number == errno.EPERM:  # to ask for a size takes no permission
+        if number in NO_FLAGS or number == errno.EPERM:  # to ask takes no permission
             return None
         raise OSError(number, os.strerror(number), path)
-    return int.from_bytes(answer.raw[_SIZE_AT : _SIZE_AT + 8], sys.byteorder)
+    inode, size = (int.from_bytes(answer.raw[at : at + 8], sys.byteorder) for at in (_INODE_AT, _SIZE_AT))
+    seconds, nanoseconds = struct.unpack_from("qI", answer.raw, _CTIME_AT)
+    return Asked(inode, seconds * 1_000_000_000 + nanoseconds, size)
+
+
+def size_asked(path: str, folder: int = HERE) -> int | None:
+    """Return a file's size in bytes; arguments as of `ask`, None where that returns it."""
+    asked = ask(path, folder)
+    return None if asked is None else asked.size
 
 
 def sync_whole(fd: int, path: str) -> None:

@@ -21,6 +21,7 @@ import os
 import select
 import struct
 import sys
+import time
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -38,9 +39,13 @@ log = logging.getLogger("dropq")
 
 #: Seconds after which to list a folder again although no event came.
 RESCAN = 1.0
-#: Seconds between two looks without events: the first pause, and the longest that it doubles to.
+#: Seconds between two looks without events. The first pause doubles to `PAUSE`, grows on to a tenth of the wait until
+#: then, and to no more than `LONG_PAUSE`; after a minute's wait it is `LONGEST_PAUSE`.
 FIRST_PAUSE = 0.002
 PAUSE = 0.05
+LONG_PAUSE = 0.18
+LONGEST_PAUSE = 0.8
+MINUTE = 60.0
 #: Seconds of pauses before a wait asks for events, which costs more than a few looks.
 PATIENCE = 0.05
 
@@ -92,6 +97,7 @@ class Watch:
         self._followed: dict[str, frozenset[Watched]] = {}
         self._pause = FIRST_PAUSE
         self._paused = 0.0
+        self._began = time.monotonic()
         self._woken_fd, self._wake_fd = _pipe(self)
         self._both: select.epoll | None = None
 
@@ -167,7 +173,7 @@ class Watch:
 
     def begin(self) -> None:
         """Begin a new wait: without events its first pauses are short."""
-        self._pause = FIRST_PAUSE
+        self._pause, self._began = FIRST_PAUSE, time.monotonic()
 
     def wake(self) -> None:
         """End the present wait, or the next one."""
@@ -178,7 +184,7 @@ class Watch:
         """Wait until something may have come into a folder, or left one, until a wake-up, or until the timeout.
 
         Args:
-            timeout: seconds; without events at most `PAUSE` of them.
+            timeout: seconds; without events at most a pause.
 
         Returns:
             Whether the wait ended before the timeout.
@@ -187,7 +193,10 @@ class Watch:
             if self._paused >= PATIENCE and not self._poll and self.observe():
                 return True  # the caller lists first what came until now
             timeout = min(timeout, self._pause)
-            self._pause = min(2 * self._pause, PAUSE)
+            waited = time.monotonic() - self._began
+            self._pause = min(2 * self._pause, max(PAUSE, min(waited / 10, LONG_PAUSE)))
+            if waited > MINUTE:
+                self._pause = LONGEST_PAUSE
             self._paused += timeout
         ready = [fd for fd, _ in self._poller().poll(max(timeout, 0) * 1000)]
         for fd in ready:

@@ -120,6 +120,7 @@ class Sweep:
         idle: it clears away the dead that held nothing, too.
         first_lock: it tries the locks of a few holders, from that one on; None tries all.
         dues: when the delays and leases end that it has seen, in ms since 1970.
+        claims: how many claims it has seen, and committed messages whose parts were not all moved.
     """
 
     context: QueueContext
@@ -134,6 +135,7 @@ class Sweep:
     idle: bool = True
     first_lock: int | None = None
     dues: list[int] = field(default_factory=list)
+    claims: int = 0
 
     @contextmanager
     def passing_over(self, what: str) -> Iterator[None]:
@@ -199,6 +201,7 @@ def _sweep_staged(sweep: Sweep) -> None:
     if context.layout.topic or reading.exists(context.layout.staged):
         from dropq.staging import fan_out
 
+        sweep.claims += len(reading.names_in(context.layout.staged))
         rolled = fan_out.sweep(context)
         report.rolled_forward += rolled.forward
         report.refused += rolled.refused
@@ -209,9 +212,12 @@ def _return_claims(sweep: Sweep) -> None:
     context, report = sweep.context, sweep.report
     returned = report.dead + report.lapsed
     claims = list(claims_in(context))
-    _return_of_dead(sweep, claims)
+    barriers = reading.names_in(context.layout.barriers)
+    sweep.claims += len(claims) + len(barriers)
+    _return_of_dead(sweep, claims, bool(barriers))
     with sweep.passing_over("a barrier"):
-        report.barriers += barrier.sweep(context, claims)
+        if barriers or any(claim.of_barrier for claim in claims):
+            report.barriers += barrier.sweep(context, claims)
     leased = [claim for claim in claims if claim.deadline]
     # Where the server's clock was set back, a new lease would be over by a measurement of before.
     now = lease_end(context.clock, 0) if leased else context.clock.now_ms()
@@ -229,11 +235,14 @@ def _return_claims(sweep: Sweep) -> None:
             _sweep_staged(sweep)
 
 
-def _return_of_dead(sweep: Sweep, claims: list[Claim]) -> None:
-    known = liveness.known(sweep.context.layout.consumers)
+def _return_of_dead(sweep: Sweep, claims: list[Claim], has_barriers: bool) -> None:
     holders = {claim.subscription for claim in claims}
     with sweep.passing_over("the shares of barriers"):
-        holders |= barrier.sharers(sweep.context)
+        if has_barriers:
+            holders |= barrier.sharers(sweep.context)
+    if not (holders or sweep.idle):
+        return
+    known = liveness.known(sweep.context.layout.consumers)
     suspects = sorted(known if sweep.idle else known & holders)
     first = (sweep.first_lock or 0) % max(len(suspects), 1)
     for number, subscription in enumerate((*suspects[first:], *suspects[:first])):

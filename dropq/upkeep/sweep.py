@@ -75,6 +75,10 @@ class QuickSweep:
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
+        self._began = 0.0
+        self._rests = False
+        #: Of what changes without target/, while a sweep has found nothing to bring back.
+        self._standstill = reading.Standstill(context.layout.delayed, clock=context.clock)
         #: When the first unsettled file of the consumer's topics has settled, in ms since 1970; 0 if all have settled.
         self.settles_at = 0
         self._upkeep: Iterator[None] | None = None
@@ -98,27 +102,50 @@ class QuickSweep:
         """Whether it is in the middle of an upkeep, of the queue or of the root: slices of it are to follow."""
         return self._upkeep is not None
 
-    def run(self, *, idle: bool = False) -> SweepReport:
+    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
         """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
 
-        While it is `idle`, it clears away the dead that held nothing, too.
+        While it is `idle`, it clears away the dead that held nothing, too. While target/ is `quiet`, no claim is made:
+        once a sweep has found none, nor a delay, it only looks whether a delayed message has come.
+
+        Returns:
+            How many messages it moved.
         """
         report = SweepReport()
-        started = time.monotonic()
+        started = self._began = time.monotonic()
+        self._rests = quiet and self._topics is None and self._standstill.lasts
+        if self._rests:
+            on_nfs = self._standstill.is_on_nfs
+            self.again = started + (self._timing.quiet_interval if on_nfs else self._timing.sweep_interval)
+        else:
+            self.again = started + self._bring_back(report, started, idle=idle)
+        if started >= self._upkeep_at:
+            self._keep_up()
+        return report.total
+
+    def stir(self) -> None:
+        """Be due a second after the last sweep, if that rested: target/ has changed."""
+        if self._rests:
+            self._rests = False
+            self.again = self._began + self._timing.sweep_interval
+
+    def _bring_back(self, report: SweepReport, started: float, *, idle: bool) -> float:
+        """Do the steps of each second; return how many seconds after `started` the next are due."""
         interval = self._timing.sweep_interval
         self.again = started + interval
         self._first_lock += LOCKS_TRIED
         if self._topics is not None:
             self._distribute(self._topics, report)
-        next_due = Sweep(self._context, report, idle=idle, first_lock=self._first_lock).do(When.SECOND)
+        sweep = Sweep(self._context, report, idle=idle, first_lock=self._first_lock)
+        self._standstill.begin()
+        next_due = sweep.do(When.SECOND)
+        if report.total or report.refused or sweep.claims or next_due is not None:
+            self._standstill.end()
         pause = interval if next_due is None else min(next_due, interval)
         if self.settles_at:
             pause = min(pause, max(self.settles_at - self._context.clock.now_ms(), 0) / 1000)
-        now = time.monotonic()
-        self.again = now + max(pause, self._timing.sweep_share * (now - started))
-        if now >= self._upkeep_at:
-            self._keep_up()
-        return report
+        took = time.monotonic() - started
+        return took + max(pause, self._timing.sweep_share * took)
 
     def close(self) -> None:
         """Give up an upkeep that has begun; end what it keeps for the topics that the consumer's messages come from."""

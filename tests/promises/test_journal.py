@@ -962,7 +962,7 @@ def test_a_message_that_cannot_be_claimed_holds_up_no_other(
     drop(queue, "poison", ALL[2])
     rename = Storage.rename
 
-    def refused(self: Storage, source: str, destination: str) -> None:
+    def refused(self: Storage, source: str, destination: str, **options: bool) -> None:
         if source.endswith("/target/poison"):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
         rename(self, source, destination)
@@ -1156,7 +1156,7 @@ def test_an_ack_that_fails_leaves_the_rest_for_the_next(queue: Queue, monkeypatc
     journal.next_batch(1, None)
     left, move = iter(range(2)), Storage.move
 
-    def refused(self: Storage, source: str, destination: str) -> None:
+    def refused(self: Storage, source: str, destination: str, **options: bool) -> None:
         if next(left, None) is None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
         move(self, source, destination)
