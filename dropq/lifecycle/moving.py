@@ -29,6 +29,7 @@ from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
+from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
@@ -490,7 +491,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         reason: the path of the file that says why it goes there, which names it and its inode.
     """
     folder = context.layout.folder(state)
-    move: Callable[[str, str], None] = context.storage.move
+    move = context.storage.move
     try:
         if state in WAITING:
             context.storage.make_folder(folder)
@@ -536,13 +537,26 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
         return
     for file in naming.names_at_the_end(context, own_name):
         try:
-            return context.storage.move(path, f"{context.layout.processed}/{file}", sole=bool(names.tells_time(file)))
+            return archive(context.storage, path, f"{context.layout.processed}/{file}")
         except FileExistsError:  # a file of the same name was archived before: both stay
             continue
         except FileNotFoundError:
             if not reading.exists(path):
                 return None  # RACE: another roll-forward was first
             raise
+
+
+def archive(storage: Storage, source: str, destination: str) -> None:
+    """Rename a message into processed/, where it replaces no other message.
+
+    A generated id is unique: the name is not reserved, even where renames replace. Only a copy made by hand has it, too.
+
+    Raises:
+        FileExistsError: the name is taken; nothing was changed.
+        FileNotFoundError: the source is gone.
+    """
+    move = storage.rename_guarded if names.tells_time(os.path.basename(destination)) else storage.move
+    move(source, destination)
 
 
 def settled(context: QueueContext, own_name: str, location: Location, *folders: str, fate: str = SETTLED) -> Location:

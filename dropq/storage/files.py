@@ -426,12 +426,8 @@ class Storage:
             # the destination, so if it is there, this rename made it.
             raise_unless_done(error, source, destination)
 
-    def move(self, source: str, destination: str, *, sole: bool = False) -> None:
+    def move(self, source: str, destination: str) -> None:
         """Rename a file to a name that another process may have taken.
-
-        Args:
-            sole: only a copy that somebody made by hand can have the name: where the kernel has no rename that replaces
-                nothing, the name is not reserved first, and such a copy is replaced.
 
         Raises:
             FileExistsError: the destination exists; nothing was changed.
@@ -444,7 +440,7 @@ class Storage:
             except OSError as error:
                 if exclusive.is_done(error, source, destination):
                     return None
-        return self.rename(source, destination) if sole else exclusive.rename(source, destination)
+        return exclusive.rename(source, destination)
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: rename it to a private name in a folder, which is made if needed; then unlink it.

@@ -962,7 +962,7 @@ def test_a_message_that_cannot_be_claimed_holds_up_no_other(
     drop(queue, "poison", ALL[2])
     rename = Storage.rename
 
-    def refused(self: Storage, source: str, destination: str, **options: bool) -> None:
+    def refused(self: Storage, source: str, destination: str) -> None:
         if source.endswith("/target/poison"):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
         rename(self, source, destination)
@@ -1154,15 +1154,15 @@ def test_an_ack_that_fails_leaves_the_rest_for_the_next(queue: Queue, monkeypatc
     queue.send_many(ALL)
     journal = run(queue)
     journal.next_batch(1, None)
-    left, move = iter(range(2)), Storage.move
+    left, rename = iter(range(2)), Storage.rename_guarded
 
-    def refused(self: Storage, source: str, destination: str, **options: bool) -> None:
+    def refused(self: Storage, source: str, destination: str) -> None:
         if next(left, None) is None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
-        move(self, source, destination)
+        rename(self, source, destination)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "move", refused)
+        patch.setattr(Storage, "rename_guarded", refused)
         with pytest.raises(StorageError, match=r"Permission denied.*stays in"):
             journal.settle(1)
     assert {state: len(found) for state, found in where(queue).items()} == {"processed": 2, "processing": 2}

@@ -494,7 +494,7 @@ def test_acks_that_are_refused_are_tried_again(serving: Served, queue: Queue, mo
         raise OSError(errno.EIO, os.strerror(errno.EIO), source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "move", refused)
+        patch.setattr(Storage, "rename_guarded", refused)
         consumer.send_multipart([*frames[:2], b"1"])
         until(lambda: tried, "the first try")
         assert where(queue) == {"processing": [b"body"]}

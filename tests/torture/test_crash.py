@@ -81,7 +81,7 @@ def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, mon
         self.link(source, destination)
         self.unlink(source)
 
-    monkeypatch.setattr(Storage, "move", link_and_unlink)
+    monkeypatch.setattr(Storage, "rename_guarded", link_and_unlink)
     row = tried(tmp_path, Message, "ack")
     assert row.doubled and "held" in row.wrong[0]
 
@@ -92,7 +92,7 @@ def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatc
         self.unlink(source)
         self.write_new(destination, content)
 
-    monkeypatch.setattr(Storage, "move", copy)
+    monkeypatch.setattr(Storage, "rename_guarded", copy)
     assert tried(tmp_path, Message, "ack").lost
 
 
