@@ -549,7 +549,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
 def archive(storage: Storage, source: str, destination: str) -> None:
     """Rename a message into processed/, where it replaces no other message.
 
-    A generated id is unique: the name is not reserved, even where renames replace. Only a copy made by hand has it, too.
+    A generated id is unique, so that its name is not reserved where renames replace: only a copy made by hand has it.
 
     Raises:
         FileExistsError: the name is taken; nothing was changed.
