@@ -43,7 +43,7 @@ RESCAN = 1.0
 #: then, and to no more than `LONG_PAUSE`; after a minute's wait it is `LONGEST_PAUSE`.
 FIRST_PAUSE = 0.002
 PAUSE = 0.05
-LONG_PAUSE = 0.18
+LONG_PAUSE = 0.19
 LONGEST_PAUSE = 0.8
 MINUTE = 60.0
 #: Seconds of pauses before a wait asks for events, which costs more than a few looks.
