@@ -6,6 +6,7 @@ because the rename decides. Two consumers that look at the same time can only ex
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -25,22 +26,30 @@ log = logging.getLogger("dropq")
 #: not for a limited time.
 FIRST_POLL = 0.0001
 POLL = 0.001
+#: Seconds for which a lock's file is kept open: over NFS that saves an open and a close for each message.
+KEPT_OPEN = 1.0
 
 
 class Lock:
-    """A lock on a file that is opened for each attempt.
+    """A lock on a file.
 
     Args:
         path: the file; it is made if it is missing.
         storage: makes it.
         patience: seconds to wait for another process.
+        keeps_open: whether the file stays open from one block to the next, for `KEPT_OPEN` seconds. Then nobody but the
+            process that made this object, and one thread of it at a time, may use it: a forked child would have the
+            same lock.
     """
 
-    def __init__(self, path: str, storage: Storage, patience: float) -> None:
+    def __init__(self, path: str, storage: Storage, patience: float, *, keeps_open: bool = False) -> None:
         self._path = path
         self._folder = os.path.dirname(path)
         self._storage = storage
         self._patience = patience
+        self._keeps_open = keeps_open
+        self._opened: LockFile | None = None
+        self._close_at = 0.0
         self._inode = 0
         self._warned = False
 
@@ -54,18 +63,44 @@ class Lock:
         Raises:
             StorageError: the lock file cannot be made or opened.
         """
-        file, locked = None, False
+        (file, self._opened), locked = (self._opened, None), False  # a signal handler opens another
+        if file is not None and (time.monotonic() > self._close_at or self.broken):
+            file.close()
+            file = None
         try:
             with error_context("no message was touched"):
                 for _ in self._tries(before_waiting):
                     file = self._open() if file is None else file
-                    locked = file is not None and self._lock(file)
+                    try:
+                        locked = file is not None and self._lock(file)
+                    except OSError as error:
+                        if error.errno != errno.ESTALE or file is None:
+                            raise
+                        file.close()  # another NFS client removed it: the next try makes it again
+                        file = None
                     if locked:
                         break
             yield locked
         finally:
             if file is not None:
-                file.close()
+                self._put_back(file, locked)
+
+    def _put_back(self, file: LockFile, locked: bool) -> None:
+        """Free the lock; keep the file for the next block, if another may follow soon."""
+        if not locked or not self._keeps_open or self._opened is not None:
+            return file.close()
+        try:
+            file.unlock()
+        except BaseException:
+            file.close()
+            raise
+        self._opened = file
+
+    def close(self) -> None:
+        """Close the file, if it was kept open."""
+        file, self._opened = self._opened, None
+        if file is not None:
+            file.close()
 
     def _open(self) -> LockFile | None:
         """Open the lock file; if it is missing, make it with the queue's modes, so that other users can open it.
@@ -74,6 +109,7 @@ class Lock:
         """
         while True:
             try:
+                self._close_at = time.monotonic() + KEPT_OPEN
                 return LockFile(self._path, self._folder)
             except FileNotFoundError:
                 self._storage.make_folder(self._folder)
@@ -116,5 +152,5 @@ class Lock:
 class PolicyLock(Lock):
     """The lock of one queue."""
 
-    def __init__(self, context: QueueContext) -> None:
-        super().__init__(context.layout.lock, context.storage, context.timing.lock_patience)
+    def __init__(self, context: QueueContext, *, keeps_open: bool = False) -> None:
+        super().__init__(context.layout.lock, context.storage, context.timing.lock_patience, keeps_open=keeps_open)

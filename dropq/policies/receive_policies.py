@@ -48,7 +48,7 @@ class ReceivePolicies:
         config = context.config
         self._context = context
         self._belongs = belonging(context)
-        self._lock = PolicyLock(context)
+        self._lock = PolicyLock(context, keeps_open=True)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
         self._turns = turns
@@ -202,6 +202,7 @@ class ReceivePolicies:
 
     def leave(self) -> None:
         """Give up shares and turns: the subscription ends, and holds nothing any more."""
+        self._lock.close()
         if self._barrier is not None:
             self._barrier.leave()
         if self._turns is not None:

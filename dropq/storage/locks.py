@@ -33,7 +33,7 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LockFile:
-    """A lock file that is opened for one lock, and closed after it.
+    """An open lock file.
 
     The lock is freed before the file is closed: so a child that was forked meanwhile has no part in it.
 
@@ -43,18 +43,21 @@ class LockFile:
             its promise back: try again.
     """
 
-    __slots__ = ("_fd", "_folder", "_locked", "_path")
+    __slots__ = ("_fd", "_folder", "_locked", "_path", "device", "inode")
 
     def __init__(self, path: str, folder: str) -> None:
         self._path = path
         self._folder = folder
         self._locked = False
+        self._fd = -1
         self._fd = os.open(path, _OPEN)
+        found = os.fstat(self._fd)
+        #: The open file's inode number, and that of its device.
+        self.inode, self.device = found.st_ino, found.st_dev
 
-    @property
-    def inode(self) -> int:
-        """The inode number of the open file."""
-        return os.fstat(self._fd).st_ino
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)  # the lock is not freed: this may be a forked child's copy
 
     @property
     def has_its_name(self) -> bool:
@@ -65,16 +68,23 @@ class LockFile:
 
     def lock(self) -> bool:
         """Try to lock the file; return False where another process has the lock. For an OSError see `are_missing`."""
-        self._locked = try_lock(self._fd, self._folder)
+        self._locked = try_lock(self._fd, self._folder, self.device)
         return self._locked
 
+    def unlock(self) -> None:
+        """Free the lock, if it is locked."""
+        if self._locked:
+            self._locked = False
+            unlock(self._fd, self._folder, self.device)
+
     def close(self) -> None:
-        """Free the lock, and close the file."""
+        """Free the lock, and close the file; closing twice is no error."""
         try:
-            if self._locked:
-                unlock(self._fd, self._folder)
+            self.unlock()
         finally:
-            os.close(self._fd)
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 class ProcessLock:
@@ -137,22 +147,27 @@ def are_missing(error: OSError) -> bool:
     return error.errno in _NO_LOCKS
 
 
-def try_lock(fd: int, folder: str) -> bool:
-    """Lock a file that is open for writing; False: another process has it. For an OSError see `are_missing`."""
+def try_lock(fd: int, folder: str, device: int | None = None) -> bool:
+    """Lock a file that is open for writing; False: another process has it. For an OSError see `are_missing`.
+
+    Args:
+        folder: the folder that it is in.
+        device: the number of its file system, where that is known: the lock of an NFS file makes what is known old.
+    """
     if not lock_descriptor(fd, blocking=False):
         return False
     both = False
     try:
-        both = _try_second(fd, folder)
+        both = _try_second(fd, folder, device)
     finally:
         if not both:
             unlock_descriptor(fd)
     return both
 
 
-def unlock(fd: int, folder: str) -> None:
+def unlock(fd: int, folder: str, device: int | None = None) -> None:
     """Free a file's lock for all copies of its descriptor; a close alone would leave the lock to a forked child's."""
-    _unlock_second(fd, folder)
+    _unlock_second(fd, folder, device)
     with suppress(OSError):  # its holder closes it next, which cannot be refused
         unlock_descriptor(fd)
 
@@ -174,9 +189,9 @@ def has_second(path: str) -> bool:
         os.close(fd)
 
 
-def _try_second(fd: int, folder: str) -> bool:
+def _try_second(fd: int, folder: str, device: int | None = None) -> bool:
     """Take the second lock of a file where it has two; return False where another process has it."""
-    if not _has_two(folder, os.fstat(fd).st_dev):
+    if not _has_two(folder, os.fstat(fd).st_dev if device is None else device):
         return True
     try:
         _set(fd, fcntl.F_WRLCK)
@@ -188,9 +203,9 @@ def _try_second(fd: int, folder: str) -> bool:
     return True
 
 
-def _unlock_second(fd: int, folder: str) -> None:
+def _unlock_second(fd: int, folder: str, device: int | None = None) -> None:
     with suppress(OSError):  # as in unlock
-        if _has_two(folder, os.fstat(fd).st_dev):
+        if _has_two(folder, os.fstat(fd).st_dev if device is None else device):
             _set(fd, fcntl.F_UNLCK)
 
 
