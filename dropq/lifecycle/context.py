@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,14 @@ class QueueContext:
     def paused(self) -> bool:
         """Whether consumers see an empty queue."""
         return any(reading.is_there(path, self.clock) for path in self.read_locks)
+
+    def switches(self) -> tuple[bool, bool]:
+        """Return whether the queue is paused, and whether it has routes: with one call for each folder over NFS."""
+        own = [os.path.basename(path) for path in (self.layout.read_lock, self.layout.routes_file)]
+        there = reading.those_there(self.layout.base, own, self.clock)
+        elsewhere = (path for path in self.read_locks if path != self.layout.read_lock)
+        paused = own[0] in there or any(reading.is_there(path, self.clock) for path in elsewhere)
+        return paused, own[1] in there
 
     def refused(self, error: OSError, outcome: str) -> DropqError:
         """Return NoSuchQueue for a failed call if the queue is gone, else StorageError; both say the outcome."""

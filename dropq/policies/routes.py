@@ -78,10 +78,16 @@ class Routes:
         self.in_use: tuple[Route, ...] = ()
         self._chosen = Lookups(context).asking(self._matching)
 
-    def refresh(self) -> None:
-        """Read again which routes are in use; log each that cannot be used, once for each reason."""
+    def refresh(self, *, are_there: bool | None = None) -> None:
+        """Read again which routes are in use; log each that cannot be used, once for each reason.
+
+        Args:
+            are_there: whether the queue has routes, where the caller knows it.
+        """
         context = self._context
-        if not reading.is_there(context.layout.routes_file, context.clock):
+        if are_there is None:
+            are_there = reading.is_there(context.layout.routes_file, context.clock)
+        if not are_there:
             self.in_use, self._warned = (), {}
             return
         circle = partial(self._circles.at, context.layout, context.timing)

@@ -151,10 +151,11 @@ class Offers:
             self.listings += 1
             return
         with error_context(UNTOUCHED):
-            self.routes.refresh()
+            paused, has_routes = self._context.switches()
+            self.routes.refresh(are_there=has_routes)
         if self._target.stale and not self.frozen:
-            self.refresh()
-        elif self._is_paused():
+            self.refresh(paused=paused)
+        elif paused:
             self._clear()
 
     def freeze(self) -> None:
@@ -181,12 +182,12 @@ class Offers:
         self.refresh()
         return True
 
-    def refresh(self) -> None:
-        """List target/ again, unless the queue is paused."""
+    def refresh(self, *, paused: bool | None = None) -> None:
+        """List target/ again, unless the queue is `paused`; None asks whether it is."""
         self.listings += 1
         self._again = None
         self._refused = None  # a message that still waits is met again
-        if self._is_paused():
+        if self._is_paused() if paused is None else paused:
             self._standstill.end()
             self._clear()
             return

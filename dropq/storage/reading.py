@@ -652,28 +652,35 @@ def exists(path: str) -> bool:
 
 
 def is_there(path: str, clock: Clock) -> bool:
-    """Return whether a path exists that another host may have made or removed just now, such as a read-lock.
+    """Return whether a path exists that another host may have made or removed just now; `clock` as of `those_there`."""
+    folder, name = os.path.split(path)
+    return name in those_there(folder, (name,), clock)
+
+
+def those_there(folder: str, names: Sequence[str], clock: Clock) -> list[str]:
+    """Return which names exist that another host may have made or removed just now, such as a read-lock.
 
     A folder that changed a moment ago is listed: see `ask_server`. A file that this user may not open exists, too.
 
+    Args:
         clock: the file server's clock.
     """
-    folder, name = os.path.split(path)
     try:
-        if (mount := mount_at(folder, os.stat(folder).st_dev)) is not None and not mount.shared:
-            return _opens(path)  # this host's own disk
-        fd = _open_folder(folder)
+        mount = mount_at(folder, os.stat(folder).st_dev)
+        if mount is None or mount.shared:
+            fd = _open_folder(folder)
+            try:
+                if clock.now_ms() * 1_000_000 - os.fstat(fd).st_mtime_ns <= SETTLED_NS:
+                    _forget_listing(fd)
+                    listed = os.listdir(fd)
+                    return [name for name in names if name in listed]
+            finally:
+                os.close(fd)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return []
     except PermissionError:
-        return _opens(path)  # the failed open asked the server, too
-    try:
-        if clock.now_ms() * 1_000_000 - os.fstat(fd).st_mtime_ns <= SETTLED_NS:
-            _forget_listing(fd)
-            return name in os.listdir(fd)
-    finally:
-        os.close(fd)
-    return _opens(path)
+        pass  # the failed open asked the server, too
+    return [name for name in names if _opens(f"{folder}/{name}")]
 
 
 def _opens(path: str) -> bool:

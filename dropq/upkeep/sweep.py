@@ -118,7 +118,7 @@ class QuickSweep:
             on_nfs = self._standstill.is_on_nfs
             self.again = started + (self._timing.quiet_interval if on_nfs else self._timing.sweep_interval)
         else:
-            self.again = started + self._bring_back(report, started, idle=idle)
+            self.again = started + self._bring_back(report, started, idle=idle, quiet=quiet)
         if started >= self._upkeep_at:
             self._keep_up()
         return report.total
@@ -129,7 +129,7 @@ class QuickSweep:
             self._rests = False
             self.again = self._began + self._timing.sweep_interval
 
-    def _bring_back(self, report: SweepReport, started: float, *, idle: bool) -> float:
+    def _bring_back(self, report: SweepReport, started: float, *, idle: bool, quiet: bool) -> float:
         """Do the steps of each second; return how many seconds after `started` the next are due."""
         interval = self._timing.sweep_interval
         self.again = started + interval
@@ -137,7 +137,8 @@ class QuickSweep:
         if self._topics is not None:
             self._distribute(self._topics, report)
         sweep = Sweep(self._context, report, idle=idle, first_lock=self._first_lock)
-        self._standstill.begin()
+        if quiet:
+            self._standstill.begin()
         next_due = sweep.do(When.SECOND)
         if report.total or report.refused or sweep.claims or next_due is not None:
             self._standstill.end()
