@@ -91,6 +91,17 @@ class ReceivePolicies:
             self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
 
     @property
+    def only_limits(self) -> bool:
+        """Whether several messages may be claimed by one hold of the lock: without turns and barriers."""
+        return self._turns is None and self._barrier is None
+
+    def note(self, claim: Claim) -> None:
+        """Count a claim that was made under the lock, and decide on the next one."""
+        self._claimed.append(MessageFile(claim.filename, folder=self._context.layout.processing))
+        if self._backlog is not None:
+            self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
+
+    @property
     def must_wait(self) -> bool:
         """Whether the subscription may take nothing at present."""
         return not self.decision.allowed

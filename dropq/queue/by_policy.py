@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
 
-from dropq.errors import StorageError
+from dropq.errors import LeaseLost, StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.settlement import Claims, Settlement
@@ -36,12 +37,17 @@ class Admission:
         self._deadline = deadline
         #: Whether others took what was offered here: then check that a message still waits before taking the lock.
         self._others_take = False
+        #: How many more messages the subscription is about to ask for: they are claimed while the lock is held.
+        self.more = 0
+        self._ahead: list[tuple[Claim, Settlement, MessageFile | None]] = []
 
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
         """Claim the next message, or the share of a barrier; return it with what settles it, or None.
 
         `listings` as of `Offers.more`.
         """
+        with suppress(IndexError):  # RACE: a signal handler may give back what its thread claimed ahead
+            return self._ahead.pop(0)
         met = raced = False
         policies = self.policies
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
@@ -66,6 +72,8 @@ class Admission:
                 if taken is not None:
                     policies.passed()
                     self._others_take = raced
+                    if self.more and policies.only_limits:
+                        self._take_ahead(taken[0])
                 elif alone and (file is None or policies.must_wait):
                     policies.waits()
                 elif alone and not is_barrier:
@@ -74,6 +82,28 @@ class Admission:
                 return taken
         self._offers.raise_refused()
         return None
+
+    def _take_ahead(self, claim: Claim | None) -> None:
+        """Claim more messages of the view, as many as are asked for and the limit allows, after a first claim."""
+        policies, offers = self.policies, self._offers
+        while len(self._ahead) < self.more:
+            if claim is not None:
+                policies.note(claim)
+            if policies.must_wait or (file := offers.next()) is None:
+                return
+            claim = None
+            if not offers.settle_acked(file) and offers.wants(file) and not offers.expire(file):
+                claim = self._claim(file)
+            if claim is not None:
+                self._ahead.append((claim, self._claims, file))
+
+    def give_back_ahead(self) -> None:
+        """Give back what was claimed for requests that did not come."""
+        self.more = 0
+        with suppress(IndexError):
+            while True:
+                with suppress(LeaseLost):
+                    self._claims.release(self._ahead.pop()[0], counted=False)
 
     def _candidates(self, listings: int) -> Iterator[tuple[MessageFile | None, bool]]:
         """Yield the waiting messages that it wants, and the barriers, each with whether it is a barrier."""

@@ -230,13 +230,22 @@ class Subscription:
             if n > 0:
                 most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
             raise ValueError(f"receive_many({n}): {most}; nothing was received")
-        first = self._receive(timeout, given_up)
-        messages = [] if first is None else [first]
+        if (admission := self._admission) is not None:
+            admission.more = n - 1 if self.max_backlog is None else min(n, self.max_backlog - len(self._held)) - 1
+        messages = list[Message]()
         try:
+            if (first := self._receive(timeout, given_up)) is not None:
+                messages.append(first)
             while messages and len(messages) < n and not given_up() and (message := self._next()) is not None:
                 messages.append(message)
         except DropqError as error:
+            if not messages:
+                raise
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
+        finally:
+            if admission is not None:
+                with self._lock:  # another thread may be about to take one
+                    admission.give_back_ahead()
         return messages
 
     def records(

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+import time
 import tomllib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,6 +36,10 @@ LONG_LIST = 512 << 20
 CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
+#: Seconds for which a folder is known to lie on a disk of its kind.
+KIND_AGE = 10.0
+#: By folder: until when that is known, and whether a listing asks for what is there.
+_kinds: dict[str, tuple[float, bool]] = {}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -100,12 +105,21 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _asks_as_it_lists(folder: str) -> bool:
-    """Return whether a listing of a folder is never older than its beginning: on this host's own disk, and on NFS 4."""
-    try:
-        mount = mount_at(folder, os.stat(folder).st_dev)
-    except OSError:
-        return False
-    return mount is not None and (not mount.shared or mount.kind == "nfs4")
+    """Return whether a listing of a folder is never older than its beginning: on this host's own disk, and on NFS 4.
+
+    To ask which disk it is may take a call: the answer is kept for `KIND_AGE`.
+    """
+    now = time.monotonic()
+    known = _kinds.get(folder)
+    if known is None or now > known[0]:
+        try:
+            mount = mount_at(folder, os.stat(folder).st_dev)
+        except OSError:
+            return False
+        if len(_kinds) > CHUNK:
+            _kinds.clear()
+        known = _kinds[folder] = now + KIND_AGE, mount is not None and (not mount.shared or mount.kind == "nfs4")
+    return known[1]
 
 
 class Standstill:
