@@ -56,6 +56,14 @@ SETTLED_LOOK = 0.02
 _ALPHABET = string.digits + string.ascii_lowercase
 
 
+class Swept(Protocol):
+    """What a sweep did."""
+
+    @property
+    def total(self) -> int:
+        """How many messages and files it moved."""
+
+
 class SweepOnTheWay(Protocol):
     """The sweep that a consumer does between its attempts to receive; upkeep/sweep.py has it.
 
@@ -75,13 +83,10 @@ class SweepOnTheWay(Protocol):
     def has_begun(self) -> bool:
         """Whether an upkeep has begun, and slices of it are to follow."""
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
+    def run(self, *, idle: bool = False, quiet: bool = False) -> Swept:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing.
 
         While target/ is `quiet`, and nothing was found to bring back, it only looks for what changes without target/.
-
-        Returns:
-            How many messages it moved.
         """
 
     def stir(self) -> None:
@@ -479,7 +484,7 @@ class Subscription:
         self._forget_lost()  # before the sweep that returns them
         try:
             # Consumers that died and held nothing are cleared away while they would have a part of the view.
-            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet):
+            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet).total:
                 self._offers.is_quiet = False
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.

@@ -102,14 +102,11 @@ class QuickSweep:
         """Whether it is in the middle of an upkeep, of the queue or of the root: slices of it are to follow."""
         return self._upkeep is not None
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
+    def run(self, *, idle: bool = False, quiet: bool = False) -> SweepReport:
         """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
 
         While it is `idle`, it clears away the dead that held nothing, too. While target/ is `quiet`, no claim is made:
         once a sweep has found none, nor a delay, it only looks whether a delayed message has come.
-
-        Returns:
-            How many messages it moved.
         """
         report = SweepReport()
         started = self._began = time.monotonic()
@@ -121,7 +118,7 @@ class QuickSweep:
             self.again = started + self._bring_back(report, started, idle=idle, quiet=quiet)
         if started >= self._upkeep_at:
             self._keep_up()
-        return report.total
+        return report
 
     def stir(self) -> None:
         """Be due a second after the last sweep, if that rested: target/ has changed."""

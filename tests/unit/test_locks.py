@@ -19,6 +19,7 @@ from helpers import Clock, make_queue, open_files, reopened, take, until, where
 
 from dropq import LeaseLost, NoSuchQueue, Queue, Root, StorageError, Subscription
 from dropq.lifecycle.timing import Timing
+from dropq.policies import lock
 from dropq.policies.lock import PolicyLock
 from dropq.policies.receive_policies import ReceivePolicies
 from dropq.storage import liveness, locks
@@ -328,6 +329,7 @@ def test_what_an_nfs_client_was_promised_to_have_alone_is_tried_again(
         return real(path, *args)
 
     monkeypatch.setattr(os, "open", promised)
+    monkeypatch.setattr(lock, "KEPT_OPEN", 0)
     for number in range(1, 4):
         report = queue.sweep()
         assert (report.dead, report.refused, refusals) == (0, 0, number)
@@ -555,7 +557,7 @@ def test_a_sign_of_life_that_was_made_again_meanwhile_is_not_found_dead(
         assert holder.receive() is not None
         take_lock = locks.try_lock
 
-        def after_it_was_made_again(fd: int, folder: str) -> bool:
+        def after_it_was_made_again(fd: int, folder: str, device: int) -> bool:
             os.unlink(sign_of(holder))
             assert holder._presence is not None
             holder._presence.keep()
