@@ -62,13 +62,13 @@ class Plan:
     quick: bool = False
     queues: Sequence[type[Peer]] = peers.QUEUES
 
-    def on(self, place: str) -> Plan:
+    def on(self, medium: str) -> Plan:
         """Return the plan for a place: a disk that syncs is slow, and gets a fifth of the messages."""
-        return self if place == "tmpfs" else replace(self, messages=max(self.messages // 5, 1))
+        return self if medium == "tmpfs" else replace(self, messages=max(self.messages // 5, 1))
 
-    def folder(self, place: str) -> str:
+    def folder(self, medium: str) -> str:
         """Return the folder of a place."""
-        return self.tmpfs if place == "tmpfs" else self.disk
+        return self.tmpfs if medium == "tmpfs" else self.disk
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -76,14 +76,14 @@ class Plan:
 
 def one(plan: Plan) -> Iterator[Row]:
     """One process sends all, then takes all."""
-    for place in ("tmpfs", "disk"):
-        yield from compare("one", place, plan.on(place), plan.queues, one_and_one)
+    for medium in ("tmpfs", "disk"):
+        yield from compare("one", medium, plan.on(medium), plan.queues, one_and_one)
 
 
 def four(plan: Plan) -> Iterator[Row]:
     """Four processes send while four others take; then four take what was sent before."""
-    for place in ("tmpfs", "disk"):
-        yield from compare("four", place, plan.on(place), plan.queues, with_late(four_and_four))
+    for medium in ("tmpfs", "disk"):
+        yield from compare("four", medium, plan.on(medium), plan.queues, with_late(four_and_four))
     few = [peer for peer in plan.queues if peer in (*COUNTED, Dirq)]
     yield from compare("drained", "tmpfs", plan, few, with_late(four_that_take))
 
@@ -153,23 +153,23 @@ Running = Callable[[type[Peer], str, int], Run]
 Runs = list[Run | str | None]
 
 
-def compare(part: str, place: str, plan: Plan, queues: Sequence[type[Peer]], run: Running) -> Iterator[Row]:
+def compare(part: str, medium: str, plan: Plan, queues: Sequence[type[Peer]], run: Running) -> Iterator[Row]:
     """Run all queues in turn, so many times over; yield a row for each, with its ratio to the first."""
     here = [peer for peer in queues if not peer.missing()]
     measured: dict[type[Peer], Runs] = {peer: [] for peer in here}
     for number in range(plan.rounds):
-        progress(f"{part}, {place}: round {number + 1} of {plan.rounds}")
+        progress(f"{part}, {medium}: round {number + 1} of {plan.rounds}")
         for peer in random.Random(number).sample(here, len(here)):
             if peer.seldom and number >= SELDOM:
                 measured[peer].append(None)
                 continue
-            if place == "disk":
+            if medium == "disk":
                 os.sync()  # what those before it wrote is not for it to wait for
-            measured[peer].append(tried(run, peer, plan.folder(place), plan.messages))
+            measured[peer].append(tried(run, peer, plan.folder(medium), plan.messages))
     progress("")
     by_name = {peer.name: runs for peer, runs in measured.items()}
     for peer in queues:
-        row: Row = {"part": part, "on": place, "what": peer.name, "note": peer.note}
+        row: Row = {"part": part, "on": medium, "what": peer.name, "note": peer.note}
         if peer in measured:
             yield row | figures(measured[peer], measured[queues[0]], by_name.get(peer.like))
         else:
@@ -372,7 +372,7 @@ def machine(plan: Plan) -> str:
     """Return a line about the machine."""
     with open("/proc/cpuinfo") as about:
         models = [line.partition(":")[2].strip() for line in about if line.startswith("model name")]
-    kinds = [f"{place} is {mount.kind}" for place in ("tmpfs", "disk") if (mount := mount_of(plan.folder(place)))]
+    kinds = [f"{medium} is {mount.kind}" for medium in ("tmpfs", "disk") if (mount := mount_of(plan.folder(medium)))]
     cores = f"{os.cpu_count()} cores of {models[0] if models else platform.machine()}"
     return f"{cores}, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}; {', '.join(kinds)}"
 

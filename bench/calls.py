@@ -122,7 +122,7 @@ def work(run: Callable[..., Any], messages: int) -> None:
         run("ack", message)
 
 
-def rows(place: str, base: str, durability: str, messages: int, rounds: int) -> Iterator[dict[str, Any]]:
+def rows(medium: str, base: str, durability: str, messages: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each verb: what it takes, what each call takes of that, and what is left."""
     within, around = Clock().own_cost()
     clocks = [context(base, durability, messages) for _ in range(rounds)]
@@ -142,7 +142,7 @@ def rows(place: str, base: str, durability: str, messages: int, rounds: int) -> 
             return call(clock, "", verb) - sum(clock.took[verb, name] + around * count for name, count in calls)
 
         each = {name: median(lambda clock, name=name: call(clock, name)) for name in counts}  # type: ignore[misc]
-        row = {"what": verb, "on": place, "durability": durability, "rest_us": median(rest)}
+        row = {"what": verb, "on": medium, "durability": durability, "rest_us": median(rest)}
         yield row | {"calls": {name: round(count) for name, count in counts.items()}, "calls_us": each}
 
 
@@ -154,12 +154,12 @@ def main() -> int:
     parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR")
     parser.add_argument("--disk", default=".", metavar="DIR")
     given = parser.parse_args()
-    for place, base, durability, messages in (
+    for medium, base, durability, messages in (
         ("tmpfs", given.tmpfs, "none", given.messages),
         ("disk", given.disk, "none", given.messages),
         ("disk", given.disk, "full", max(given.messages // 10, 1)),
     ):
-        for row in rows(place, base, durability, messages, given.rounds):
+        for row in rows(medium, base, durability, messages, given.rounds):
             print(json.dumps(row), flush=True)
     return 0
 

@@ -470,8 +470,8 @@ class Kombu(Peer):
         super().__init__(folder)
         from kombu.connection import Connection
 
-        places = {"data_folder_in": "data", "data_folder_out": "data", "processed_folder": "processed"}
-        options = {option: f"{folder}/{place}" for option, place in places.items()}
+        folders = {"data_folder_in": "data", "data_folder_out": "data", "processed_folder": "processed"}
+        options = {option: f"{folder}/{place}" for option, place in folders.items()}
         options["control_folder"] = f"{folder}/control"
         connect: Any = Connection
         self.connection = connect("filesystem://", transport_options={**options, "store_processed": True})

@@ -308,19 +308,19 @@ SLOW: dict[type[Peer], int] = {
 # -- one process -------------------------------------------------------------------------------------------------------
 
 
-def one_process(place: str, base: str, comparisons: Sequence[Comparison], asked: argparse.Namespace) -> Iterator[Row]:
+def one_process(medium: str, base: str, comparisons: Sequence[Comparison], asked: argparse.Namespace) -> Iterator[Row]:
     """Send all by one process, then take and settle all by the same; yield a row for each comparison."""
     peers = dict.fromkeys(peer for each in comparisons for peer in (each.of, each.to))
     here = [peer for peer in peers if not peer.missing()]
     runs: dict[type[Peer], list[Run | str]] = {peer: [] for peer in here}
     for number in range(asked.rounds):
         for peer in random.Random(number).sample(here, len(here)):
-            if place == "disk":
+            if medium == "disk":
                 os.sync()  # what those before it wrote is not for it to wait for
             count = max(asked.records // SLOW.get(peer, 1) // BULK * BULK, BULK if peer not in (Raw, RawFull) else 100)
             runs[peer].append(tried(one_and_one, peer, base, count))
     for of, to, goal in comparisons:
-        row: Row = {"what": of.name, "against": to.name, "on": place}
+        row: Row = {"what": of.name, "against": to.name, "on": medium}
         if why := of.missing() or to.missing():
             yield row | {"skipped": why}
         else:
@@ -354,7 +354,7 @@ def rate(run: Run) -> float:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def workers(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
+def workers(medium: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Take the same bundles by four processes, and by one."""
     records = min(BUNDLES * BULK, asked.records * 10)
     found: dict[int, list[Run | str]] = {1: [], 4: []}
@@ -363,7 +363,7 @@ def workers(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
             found[count].append(
                 tried(lambda peer, folder, n, count=count: shared(folder, n, count), Lines, base, records)
             )
-    row: Row = {"what": "records, none, taken by four processes", "against": "by one", "on": place}
+    row: Row = {"what": "records, none, taken by four processes", "against": "by one", "on": medium}
     yield row | compared(found[4], found[1], 1.7)
 
 
@@ -404,11 +404,11 @@ def take_share(folder: str, gate: Any, answers: SimpleQueue[tuple[float, float, 
 # -- many threads ------------------------------------------------------------------------------------------------------
 
 
-def threads(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
+def threads(medium: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Send by threads that wait until each record is durable: by a record writer, and by `Queue.send`."""
     for count, goal in ((THREADS, 5.0), (1, 0.9)):
         said = f"{count} threads" if count > 1 else "one thread"
-        row: Row = {"what": f"record_writer().send().result(), full, {said}", "against": "send, full", "on": place}
+        row: Row = {"what": f"record_writer().send().result(), full, {said}", "against": "send, full", "on": medium}
         records = min(AWAITED if count > 1 else AWAITED // 8, asked.records)
         found: dict[bool, list[Run | str]] = {True: [], False: []}
         for number in range(asked.rounds):
@@ -451,7 +451,7 @@ def awaited(folder: str, records: int, count: int, *, by_writer: bool) -> Run:
 # -- a pipe ------------------------------------------------------------------------------------------------------------
 
 
-def followed(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
+def followed(medium: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Write a line now and then to `dropq send --records`; tell how long it takes until it is received."""
     took: list[float] = []
     lost = doubled = 0
@@ -465,7 +465,7 @@ def followed(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
     took.sort()
     row: Row = {
         "what": "dropq send --records --linger 100ms, full: from a line in its pipe to the consumer",
-        "on": place,
+        "on": medium,
     }
     yield row | {
         "rounds": asked.rounds,
@@ -514,7 +514,7 @@ def received(root: str, lines: int) -> Iterator[tuple[int, float]]:
 # -- a large bundle ----------------------------------------------------------------------------------------------------
 
 
-def large(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
+def large(medium: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Work for long at a large bundle, in a process of its own: what checkpoints take, and how much memory it needs."""
     context = multiprocessing.get_context("spawn")
     found: list[Row] = []
@@ -534,7 +534,7 @@ def large(place: str, base: str, asked: argparse.Namespace) -> Iterator[Row]:
                 raise SystemExit(f"the process that worked at the bundle ended with {child.exitcode}")
             found.append(answer.get())
     medians = {name: statistics.median(row[name] for row in found) for name in found[0]}
-    row: Row = {"what": f"checkpoints of a bundle of {asked.large} MiB, full", "on": place, "rounds": asked.rounds}
+    row: Row = {"what": f"checkpoints of a bundle of {asked.large} MiB, full", "on": medium, "rounds": asked.rounds}
     yield row | medians | {"goal": "share 0.05, MB 64", "load": round(os.getloadavg()[0], 1)}
 
 
@@ -577,8 +577,8 @@ def work_through(folder: str, seconds: float, records: int, answer: SimpleQueue[
 
 
 PARTS: tuple[tuple[str, str, Callable[..., Iterator[Row]]], ...] = (
-    ("one", "tmpfs", lambda place, base, asked: one_process(place, base, IN_MEMORY, asked)),
-    ("one", "disk", lambda place, base, asked: one_process(place, base, ON_DISK, asked)),
+    ("one", "tmpfs", lambda medium, base, asked: one_process(medium, base, IN_MEMORY, asked)),
+    ("one", "disk", lambda medium, base, asked: one_process(medium, base, ON_DISK, asked)),
     ("workers", "tmpfs", workers),
     ("threads", "disk", threads),
     ("followed", "disk", followed),
@@ -598,9 +598,9 @@ def main() -> int:
     parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR")
     parser.add_argument("--disk", default=".", metavar="DIR")
     asked = parser.parse_args()
-    for name, place, part in PARTS:
-        if asked.only in f"{name} {place}":
-            for row in part(place, asked.tmpfs if place == "tmpfs" else asked.disk, asked):
+    for name, medium, part in PARTS:
+        if asked.only in f"{name} {medium}":
+            for row in part(medium, asked.tmpfs if medium == "tmpfs" else asked.disk, asked):
                 print(json.dumps(row), flush=True)
     return 0
 

@@ -261,16 +261,16 @@ def main() -> int:
 def rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield the row of each measurement."""
     parts = (given.only,) if given.only else ("latency", "idle", "burst")
-    places = (("tmpfs", given.tmpfs), ("disk", given.disk))
+    mediums = (("tmpfs", given.tmpfs), ("disk", given.disk))
     if "latency" in parts:
-        for label, base in places:
+        for label, base in mediums:
             yield from latency(base, label, given.rounds, (given.messages, 0.001, 0.020))
             yield from latency(base, label, 1, (12, 0.7, 1.3))  # not in step with the look once a second
     if "idle" in parts:
         for how in ("receive", "work"):
             yield idle(given.tmpfs, how, given.seconds)
     if "burst" in parts:
-        for label, base in places:
+        for label, base in mediums:
             for how in ("rename", "send_many"):
                 yield burst(base, label, how, given.burst)
 

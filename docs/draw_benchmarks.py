@@ -188,15 +188,15 @@ def queue_tables(measured: Row) -> str:
         "![dropq to the raw loop](queues-ratio.svg)",
     ]
     for kept in measured["parts"].values():
-        for name, place, rows in tables_of(kept["rows"]):
+        for name, medium, rows in tables_of(kept["rows"]):
             head = rows[0]
             fewest = min(row.get("rounds", head.get("rounds")) or 0 for row in rows)
             often = f", {head['rounds']} rounds" if "rounds" in head else ""
             often += f" ({fewest} of slow queues)" if often and fewest < head["rounds"] else ""
             many = f" of {head['messages']:,} messages" if "messages" in head else ""
-            lines += ["", f"## {TITLES.get(name, name.capitalize())}{f', {place}' if place else ''}", ""]
+            lines += ["", f"## {TITLES.get(name, name.capitalize())}{f', {medium}' if medium else ''}", ""]
             lines += [f"{TOLD.get(name, '')} {kept['commit']}, {kept['date']}{often}{many}.".strip(), ""]
-            lines += [f"![{TITLES[name]}](queues-{name}.svg)", ""] if (name, place) in PICTURED else []
+            lines += [f"![{TITLES[name]}](queues-{name}.svg)", ""] if (name, medium) in PICTURED else []
             lines += table_of(rows)
     return "\n".join(lines) + "\n"
 
@@ -262,10 +262,10 @@ def draw_queues() -> None:
         figure.savefig(HERE / name, metadata=about, dpi=120, facecolor="white")
 
 
-def figures_of(measured: Row, name: str, place: str) -> list[Row]:
+def figures_of(measured: Row, name: str, medium: str) -> list[Row]:
     """Return the rows of a table that have figures."""
     rows = [row for part in measured["parts"].values() for row in part["rows"]]
-    return [row for row in rows if row["part"] == name and row.get("on") == place and "lost" in row]
+    return [row for row in rows if row["part"] == name and row.get("on") == medium and "lost" in row]
 
 
 def bars(name: str) -> Callable[[Row], Any]:
@@ -274,10 +274,10 @@ def bars(name: str) -> Callable[[Row], Any]:
     def draw(measured: Row) -> Any:
         from matplotlib.figure import Figure
 
-        tables = [(place, figures_of(measured, name, place)) for place in ("tmpfs", "disk")]
+        tables = [(medium, figures_of(measured, name, medium)) for medium in ("tmpfs", "disk")]
         names = [row["what"] for row in max((rows for _, rows in tables), key=len)]
         figure = Figure(figsize=(12, 1.2 + 0.32 * len(names)), layout="constrained")
-        for axes, (place, rows) in zip(figure.subplots(1, 2, sharey=True), tables, strict=True):
+        for axes, (medium, rows) in zip(figure.subplots(1, 2, sharey=True), tables, strict=True):
             at = [names.index(row["what"]) for row in rows]
             speeds = [row["per_s"] for row in rows]
             axes.barh(at, speeds, height=0.7, color=[family(row["what"]) for row in rows])
@@ -288,7 +288,7 @@ def bars(name: str) -> Callable[[Row], Any]:
                 colour = "#a33" if bad else "#333"
                 axes.annotate(text, (row["per_s"], y), color=colour, **BESIDE)
             axes.set_xlim(0, max(speeds) * 1.3)
-            axes.set_title(f"{place}: messages/s · ratio to the raw loop", loc="left")
+            axes.set_title(f"{medium}: messages/s · ratio to the raw loop", loc="left")
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.locator_params(axis="x", nbins=5)
             axes.set_yticks(range(len(names)), names)
@@ -309,17 +309,17 @@ def ratios(measured: Row) -> Any:
     """Draw dropq's ratios to the raw loop, and to the one that makes the same syncs."""
     from matplotlib.figure import Figure
 
-    cases = [(part, place) for part in ("one", "four") for place in ("tmpfs", "disk")]
+    cases = [(part, medium) for part in ("one", "four") for medium in ("tmpfs", "disk")]
     tables = {case: [row for row in figures_of(measured, *case) if row["what"].startswith("dropq")] for case in cases}
     names = list(dict.fromkeys(row["what"] for rows in tables.values() for row in rows))
     figure = Figure(figsize=(12, 1.6 + 0.5 * len(names)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, key, title in zip(panels, ("ratio", "like"), ("no syncs", "the same syncs"), strict=True):
-        for number, ((part, place), rows) in enumerate(tables.items()):
-            style = {"color": COLOURS[place], "marker": "o" if part == "one" else "s"}
+        for number, ((part, medium), rows) in enumerate(tables.items()):
+            style = {"color": COLOURS[medium], "marker": "o" if part == "one" else "s"}
             at = [names.index(row["what"]) + 0.16 * (number - 1.5) for row in rows if key in row]
             values = [row[key] for row in rows if key in row]
-            label = f"{TITLES[part].lower()}, {place}"
+            label = f"{TITLES[part].lower()}, {medium}"
             axes.scatter(values, at, label=label, s=36, facecolor=style["color"] if part == "one" else "white", **style)
             if key == "ratio":
                 axes.hlines(at, *zip(*(row["range"] for row in rows), strict=True), color=style["color"], zorder=0)

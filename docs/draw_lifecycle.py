@@ -58,13 +58,13 @@ def box(name: str, x: int, y: int, kind: str, *, width: int = 140, height: int =
     )
 
 
-def arrow(path: str, label: str, place: tuple[int, int], bold: bool) -> str:
+def arrow(path: str, label: str, position: tuple[int, int], bold: bool) -> str:
     """Return an arrow and what it is called."""
     colour, width = ("#212121", 2.5) if bold else ("#78909c", 1.4)
     weight, head = ("bold", "big") if bold else ("normal", "tip")
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}" marker-end="url(#{head})"/>'
-        f'<text x="{place[0]}" y="{place[1]}" text-anchor="middle" font-family="sans-serif" font-size="12" '
+        f'<text x="{position[0]}" y="{position[1]}" text-anchor="middle" font-family="sans-serif" font-size="12" '
         f'font-weight="{weight}" fill="{colour}">{escape(label)}</text>'
     )
 

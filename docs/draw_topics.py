@@ -49,7 +49,7 @@ def staged() -> str:
 
 def main() -> None:
     """Print the picture."""
-    arrows = (arrow(path, label, place, label == BOLD) for path, label, place in ARROWS)
+    arrows = (arrow(path, label, position, label == BOLD) for path, label, position in ARROWS)
     boxes = (box(name, x, y, kind, width=width, height=42, font=14) for name, x, y, width, kind in FOLDERS)
     show(HEIGHT, staged(), *arrows, *boxes)
 

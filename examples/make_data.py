@@ -44,12 +44,12 @@ def main(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "articles.csv").write_text(articles())
     (folder / "sales.csv").write_text(sales(rng))
-    for place in range(1, ORDERS + 1):
-        order = make_order(rng, place)
-        suffix = "csv" if place in AS_CSV else "json"
+    for number in range(1, ORDERS + 1):
+        order = make_order(rng, number)
+        suffix = "csv" if number in AS_CSV else "json"
         body = (as_csv(order) if suffix == "csv" else as_json(order)).encode()
         name = f"order-{order['order']}.{suffix}"
-        if place == BROKEN:
+        if number == BROKEN:
             (folder / "resent" / name).write_bytes(body)
             body = body[: len(body) * 2 // 3]
         (folder / "orders" / name).write_bytes(body)
@@ -73,17 +73,17 @@ def sales(rng: random.Random) -> str:
     return "".join(["sold_at,store,sku,quantity,price\n", *sorted(lines)])
 
 
-def make_order(rng: random.Random, place: int) -> dict[str, object]:
+def make_order(rng: random.Random, number: int) -> dict[str, object]:
     """Return an order with a few items."""
-    sign = -1 if place in RETURNS else 1
+    sign = -1 if number in RETURNS else 1
     items = [
         {"sku": sku, "name": GOODS[sku][0], "quantity": sign * rng.randint(1, 3), "price": GOODS[sku][1]}
         for sku in rng.sample(list(GOODS), rng.randint(1, 4))
     ]
-    if place in NEW:
+    if number in NEW:
         items.append(dict(LAMP))
-    placed = MONDAY + timedelta(minutes=7 * place)
-    return {"order": 1100 + place, "placed": f"{placed:%FT%TZ}", "customer": rng.choice(CUSTOMERS), "items": items}
+    placed = MONDAY + timedelta(minutes=7 * number)
+    return {"order": 1100 + number, "placed": f"{placed:%FT%TZ}", "customer": rng.choice(CUSTOMERS), "items": items}
 
 
 def as_json(order: dict[str, object]) -> str:

@@ -241,11 +241,11 @@ def lane(queue: Queue, notes: Path) -> None:
                 continue
             body = message.body.decode()
             number = int(body.removeprefix("sync-").partition("-")[0])
-            place = 2 * number + body.startswith("sync-")
-            mark = notes / "holding" / f"{os.getpid()}.{place}"
+            index = 2 * number + body.startswith("sync-")
+            mark = notes / "holding" / f"{os.getpid()}.{index}"
             mark.touch()
             others = [name.split(".") for name in os.listdir(notes / "holding")]
-            if any(int(other) != place and alive(int(pid)) for pid, other in others):
+            if any(int(other) != index and alive(int(pid)) for pid, other in others):
                 (notes / "violations" / f"{body}.{os.getpid()}").touch()
             mark.unlink()
             message.ack()

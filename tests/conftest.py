@@ -115,10 +115,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
     """A folder on another file system than tmp_path."""
-    place = other_file_system(tmp_path)
-    if place is None:
+    other = other_file_system(tmp_path)
+    if other is None:
         pytest.skip("there is no other file system here")
-    with TemporaryDirectory(dir=place, prefix="dropq-") as folder:
+    with TemporaryDirectory(dir=other, prefix="dropq-") as folder:
         yield Path(folder)
 
 

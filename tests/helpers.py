@@ -138,7 +138,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def lying(folder: Path) -> dict[str, list[bytes]]:
     """The bodies that lie in each state of the queue at `folder`, as plain system calls see them; no empty states."""
-    states = {state: sorted(files(folder / place).values()) for state, place in FOLDERS.items()}
+    states = {state: sorted(files(folder / folder_name).values()) for state, folder_name in FOLDERS.items()}
     return {state: bodies for state, bodies in states.items() if bodies}
 
 
@@ -216,9 +216,9 @@ def reopened(queue: Queue, timing: Timing | None = None) -> Queue:
 
 def other_file_system(folder: Path) -> Path | None:
     """Return where temporary folders may be made on another file system than a folder's; None where there is none."""
-    places = (Path(place) for place in ("/dev/shm", tempfile.gettempdir(), "/var/tmp"))
+    folders = (Path(each) for each in ("/dev/shm", tempfile.gettempdir(), "/var/tmp"))
     device = reading.device(str(folder))
-    return next((place for place in places if place.is_dir() and reading.device(str(place)) != device), None)
+    return next((each for each in folders if each.is_dir() and reading.device(str(each)) != device), None)
 
 
 def until(condition: Callable[[], object], what: str, *, timeout: float = 600.0) -> None:

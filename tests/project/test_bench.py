@@ -26,8 +26,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def measured(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     """The rows of a run on few messages."""
-    places = ("--tmpfs", str(tmp_path), "--disk", str(tmp_path))
-    command = [sys.executable, str(TOP / "bench/bench.py"), "--json", "--rounds", "1", *places, *arguments]
+    options = ("--tmpfs", str(tmp_path), "--disk", str(tmp_path))
+    command = [sys.executable, str(TOP / "bench/bench.py"), "--json", "--rounds", "1", *options, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

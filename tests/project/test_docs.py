@@ -274,10 +274,10 @@ def cron_lines() -> tuple[dict[str, str], list[str]]:
 
 def run_as_cron(line: str, variables: dict[str, str], folder: Path) -> str:
     """Run a command in the environment in which cron runs it, and return what cron would mail."""
-    places = {"/opt/dropq/bin": str(Path(sys.executable).parent), "/srv/queues": str(folder / "root")}
-    places["/usr/local/bin/report"] = str(folder / "report")
+    paths = {"/opt/dropq/bin": str(Path(sys.executable).parent), "/srv/queues": str(folder / "root")}
+    paths["/usr/local/bin/report"] = str(folder / "report")
     here = {"HOME": str(folder), "LOGNAME": "ann", "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh", **variables}
-    for said, place in places.items():
+    for said, place in paths.items():
         line = line.replace(said, quote(place))
         here = {name: value.replace(said, place) for name, value in here.items()}
     set_here = [f"{name}={value}" for name, value in here.items()]

@@ -28,29 +28,29 @@ DAY = 86_400
 Away = Callable[[Path], None]
 
 
-def nothing(place: Path) -> None:
+def nothing(path: Path) -> None:
     """An automounter's entry: it is there when somebody asks for it by name."""
 
 
-def a_link_that_leads_nowhere(place: Path) -> None:
-    place.symlink_to(place.parent.parent / "no-such-disk" / place.name)
+def a_link_that_leads_nowhere(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "no-such-disk" / path.name)
 
 
-def an_empty_mount_point(place: Path) -> None:
-    place.mkdir()
+def an_empty_mount_point(path: Path) -> None:
+    path.mkdir()
 
 
-def a_mount_point_with_something_beneath(place: Path) -> None:
-    place.mkdir()
-    (place / "written-while-the-disk-was-away").touch()
+def a_mount_point_with_something_beneath(path: Path) -> None:
+    path.mkdir()
+    (path / "written-while-the-disk-was-away").touch()
 
 
-def a_mount_point_with_a_queue_beneath(place: Path) -> None:
-    Root(place.parent).create_queue(place.name)
+def a_mount_point_with_a_queue_beneath(path: Path) -> None:
+    Root(path.parent).create_queue(path.name)
 
 
-def closed_to_this_user(place: Path) -> None:
-    place.mkdir(mode=0)
+def closed_to_this_user(path: Path) -> None:
+    path.mkdir(mode=0)
 
 
 @contextmanager
@@ -436,23 +436,23 @@ def test_the_reasons_of_messages_that_are_away_stay(tmp_path: Path, clock: Clock
     assert again.reason is not None and again.reason["detail"] == "no such customer"
 
 
-def hidden_by_a_dead_delete(place: Path) -> None:
+def hidden_by_a_dead_delete(path: Path) -> None:
     """A delete that died undecided: a sweep brings the queue back."""
-    place.rename(place.with_name(f".{place.name}.deleting-{int(time.time() * 1000)}-abcdef"))
+    path.rename(path.with_name(f".{path.name}.deleting-{int(time.time() * 1000)}-abcdef"))
 
 
-def on_a_disk_that_is_away(place: Path) -> None:
-    place.rename(place.parent.parent / "disk")
+def on_a_disk_that_is_away(path: Path) -> None:
+    path.rename(path.parent.parent / "disk")
 
 
-def behind_a_link_that_leads_nowhere(place: Path) -> None:
-    on_a_disk_that_is_away(place)
-    a_link_that_leads_nowhere(place)
+def behind_a_link_that_leads_nowhere(path: Path) -> None:
+    on_a_disk_that_is_away(path)
+    a_link_that_leads_nowhere(path)
 
 
-def beneath_an_empty_mount_point(place: Path) -> None:
-    on_a_disk_that_is_away(place)
-    place.mkdir()
+def beneath_an_empty_mount_point(path: Path) -> None:
+    on_a_disk_that_is_away(path)
+    path.mkdir()
 
 
 HIDDEN = [

@@ -744,7 +744,7 @@ def test_a_priority_is_an_unsigned_number(make: Make) -> None:
     queue = make(Priority="/n")
     values = ["-5", "0.9", '"7"', str(2**64 - 1), "1"]
     queue.send_many(f'{{"n": {value}}}' for value in values)
-    assert worked_off(queue) == [f'{{"n": {values[place]}}}' for place in (3, 4, 0, 1, 2)]
+    assert worked_off(queue) == [f'{{"n": {values[index]}}}' for index in (3, 4, 0, 1, 2)]
 
 
 def test_without_a_priority_messages_are_delivered_in_the_order_of_their_coming(make: Make) -> None:

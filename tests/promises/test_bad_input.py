@@ -547,13 +547,13 @@ SMALL = 256 * 1024
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB; mounting one takes root."""
-    place = tmp_path / "small"
-    place.mkdir()
+    folder = tmp_path / "small"
+    folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=%d" % SMALL) != 0:
+    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=%d" % SMALL) != 0:
         pytest.skip(f"a small file system cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    yield place
-    assert libc.umount2(os.fsencode(place), 2) == 0, os.strerror(ctypes.get_errno())
+    yield folder
+    assert libc.umount2(os.fsencode(folder), 2) == 0, os.strerror(ctypes.get_errno())
 
 
 class FullDisk:

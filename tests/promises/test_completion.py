@@ -146,12 +146,12 @@ def test_an_installed_completion_says_where_it_is_and_works_in_the_next_terminal
     for _ in range(2):
         printed = terminal.run("dropq --install-completion")
     home = re.escape(str(terminal.home))
-    (place,) = set(re.findall(rf"{home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", printed))
-    assert "_dropq_completion" in Path(place).read_text()
+    (script,) = set(re.findall(rf"{home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", printed))
+    assert "_dropq_completion" in Path(script).read_text()
     startup = {"bash": ".bashrc", "zsh": ".zshrc"}.get(terminal.shell)
     if startup is not None:
-        assert (terminal.home / startup).read_text() == f"source {quote(place)}\n"
-        assert f"source {quote(place)}" in printed
+        assert (terminal.home / startup).read_text() == f"source {quote(script)}\n"
+        assert f"source {quote(script)}" in printed
     again = Terminal(terminal.shell, root.path, terminal.home, installed=True)
     try:
         assert [record["queue"] for record in again.records("dropq --json ls tw\t")] == ["two words"]

@@ -352,9 +352,9 @@ def test_a_send_is_refused_when_what_is_shown_says_so(tmp_path: Path, seed: int)
         file.parent.mkdir(exist_ok=True)
         file.write_text(chance.choice([f'to = "{to}"\nrole = "overflow"\n', 'role = "overflow"\nto = 1\n']))
     for number in range(chance.randrange(6)):
-        place = chance.choice(["target", "target", "processing", "delayed"])
-        Path(queue.layout.folder(place)).mkdir(exist_ok=True)
-        Path(queue.layout.folder(place), f"f{number}{chance.choice(['', '', '.part'])}").write_bytes(b"x")
+        state = chance.choice(["target", "target", "processing", "delayed"])
+        Path(queue.layout.folder(state)).mkdir(exist_ok=True)
+        Path(queue.layout.folder(state), f"f{number}{chance.choice(['', '', '.part'])}").write_bytes(b"x")
     if chance.random() < 0.5:
         says = chance.choice(["", "target-limit=2\n", "delay-milliseconds=0\n", "target-limit=x\n"])
         Path(queue.layout.write_lock).write_text(says)

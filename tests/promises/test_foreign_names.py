@@ -85,8 +85,8 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def bodies(queue: Queue) -> list[bytes]:
     """All files of all state folders, reservations included: nothing may be left of them."""
     found = []
-    for place in FOLDERS.values():
-        folder = base(queue) / place
+    for part in FOLDERS.values():
+        folder = base(queue) / part
         found += [path.read_bytes() for path in folder.iterdir() if path.is_file()] if folder.exists() else []
     return sorted(found)
 

@@ -1119,7 +1119,7 @@ def test_the_acks_of_a_batch_are_synced_once_a_folder_and_before_the_batch_goes(
     end = "rename .dropq/streams/s/* .dropq/streams/s/*"
     assert [call for call in calls if call.startswith("rename")] == [*acks, end]
     assert [call for call in calls if call.startswith("fsync")] == synced
-    last_ack = max(place for place, call in enumerate(calls) if call == acks[0])
+    last_ack = max(index for index, call in enumerate(calls) if call == acks[0])
     assert last_ack < calls.index(synced[0]) <= calls.index(synced[-1]) < calls.index(end)
     assert where(queue) == ({"processed": ALL} if history else {})
 

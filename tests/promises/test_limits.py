@@ -712,8 +712,8 @@ def save(spark: SparkSession, queue: Queue, count: int, **options: str) -> None:
     """Write so many rows to a queue, in two partitions."""
     dropq.spark.register(spark)
     rows = spark.range(0, count, 1, 2).selectExpr("cast(id as string) value")
-    place = {"root": str(queue.root.path), "queue": "q", **options}
-    rows.write.format("dropq").mode("append").options(**place).save()
+    address = {"root": str(queue.root.path), "queue": "q", **options}
+    rows.write.format("dropq").mode("append").options(**address).save()
 
 
 def test_a_job_of_spark_is_let_in_as_a_whole(spark: SparkSession, full: Make, threads: ThreadPoolExecutor) -> None:

@@ -280,10 +280,10 @@ def test_another_selector_counts_from_the_next_refresh(q: Queue) -> None:
 
 
 def on_another_disk(queue: Queue) -> Path:
-    place = other_file_system(base(queue))
-    if place is None:
+    folder = other_file_system(base(queue))
+    if folder is None:
         pytest.skip("there is no other file system here")
-    return place
+    return folder
 
 
 def circle(queue: Queue) -> None:
@@ -555,8 +555,8 @@ def test_whoever_dies_before_or_after_any_call_each_message_is_once_where_it_bel
     deaths = 0
     for queue in killed_at_each_call(partial(crash_scene, tmp_path, counter, **options), act):
         other = queue.root.queue("other")
-        places = [*routed(queue).values(), *routed(queue, "sym").values()]
-        lying = sorted([*places, *(body for bodies in where(queue).values() for body in bodies)])
+        folders = [*routed(queue).values(), *routed(queue, "sym").values()]
+        lying = sorted([*folders, *(body for bodies in where(queue).values() for body in bodies)])
         assert lying == [b"low", b"urgent"]
         if act is Queue.route:
             assert where(queue).keys() <= {"target"}, "the router leaves a message in target/, or at its route"

@@ -443,12 +443,12 @@ def test_a_root_whose_private_folder_is_a_link_is_refused(tmp_path: Path, elsewh
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_what_lies_in_place_of_a_dead_claims_body_is_removed_unopened(tmp_path: Path, kind: str) -> None:
     queue = make_queue(tmp_path / "root")
-    place = base(queue) / ".dropq" / "held" / "c-0123456789-1"
-    place.parent.mkdir(exist_ok=True)
+    folder = base(queue) / ".dropq" / "held" / "c-0123456789-1"
+    folder.parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / "fifo")  # who opens it for reading, by its name or by a link, is kept until somebody writes
-    (place.symlink_to(tmp_path / "fifo") if kind == "link" else os.link(tmp_path / "fifo", place))
+    (folder.symlink_to(tmp_path / "fifo") if kind == "link" else os.link(tmp_path / "fifo", folder))
     in_child(lambda: queue.sweep())
-    assert not os.path.lexists(place)
+    assert not os.path.lexists(folder)
     assert (tmp_path / "fifo").is_fifo()
 
 

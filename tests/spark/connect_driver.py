@@ -34,8 +34,8 @@ def main(root: str, checkpoint: str) -> None:
         writer.options(**options).save()
 
     save(spark.sql("select cast(id as string) as value from range(0, 5, 1, 2)"), "q")
-    place = {"root": root, "queue": "q"}
-    read = spark.read.format("dropq").options(**place).load()
+    address = {"root": root, "queue": "q"}
+    read = spark.read.format("dropq").options(**address).load()
     found["read"] = sorted(bytes(row.value).decode() for row in read.collect())
     with dropq.spark.claim(spark, "q", 2, root=root) as frame:
         found["claimed"] = sorted(bytes(row.value).decode() for row in frame.collect())
@@ -45,7 +45,7 @@ def main(root: str, checkpoint: str) -> None:
         except Exception as error:
             found["job"] = str(error)
 
-    messages = spark.readStream.format("dropq").options(**place).load().select("value")
+    messages = spark.readStream.format("dropq").options(**address).load().select("value")
 
     def each(batch: DataFrame, number: int) -> None:
         writer = batch.write.format("dropq").mode("append").option("root", root).option("queue", "out")

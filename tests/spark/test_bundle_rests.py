@@ -27,8 +27,8 @@ def queue(tmp_path: Path) -> Queue:
 
 def rows(queue: Queue, body_format: str, state: str = "target") -> list[Any]:
     """Return the values that Spark reads from the messages of a state, in their order."""
-    place = {"root": str(queue.root.path), "queue": queue.name}
-    source = DropqDataSource(place | {"bodyFormat": body_format, "state": state})
+    address = {"root": str(queue.root.path), "queue": queue.name}
+    source = DropqDataSource(address | {"bodyFormat": body_format, "state": state})
     reader: Any = source.reader(t.StructType([t.StructField("v", t.StringType())]))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.column(0).to_pylist()]
 

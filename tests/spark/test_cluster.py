@@ -61,9 +61,9 @@ def notes_of(root: Root, queue: str) -> list[Note]:
 
 def first(found: list[Note], event: str, **facts: object) -> int:
     """The place of the first such event."""
-    places = [place for place, each in enumerate(found) if each.items() >= {"event": event, **facts}.items()]
-    assert places, f"no {event!r} {facts} in {found}"
-    return places[0]
+    indexes = [index for index, each in enumerate(found) if each.items() >= {"event": event, **facts}.items()]
+    assert indexes, f"no {event!r} {facts} in {found}"
+    return indexes[0]
 
 
 def rows(count: int = ROWS) -> list[bytes]:

@@ -128,11 +128,11 @@ def test_a_job_id_that_would_name_many_batches_alike_is_refused(job_id: str, sai
 
 
 def test_a_job_id_that_grows_too_long_with_its_batches_is_refused_at_the_first(out: Queue) -> None:
-    place = {"root": str(out.root.path), "queue": "out"}
+    address = {"root": str(out.root.path), "queue": "out"}
     values = StructType([SCHEMA["value"]])
-    DropqDataSource({**place, "jobId": "{query}-{batch}-" + "x" * 50}).writer(values, False)
+    DropqDataSource({**address, "jobId": "{query}-{batch}-" + "x" * 50}).writer(values, False)
     with pytest.raises(ValueError, match=r"job id .*: give 1 to 100 bytes"):
-        DropqDataSource({**place, "jobId": "{query}-{batch}-" + "x" * 60}).writer(values, False)
+        DropqDataSource({**address, "jobId": "{query}-{batch}-" + "x" * 60}).writer(values, False)
     assert below(out, "working") == []
 
 
@@ -264,13 +264,13 @@ def test_a_place_that_is_no_queue_and_no_topic_is_refused(options: dict[str, str
 
 
 def test_a_topic_is_not_taken_from_and_a_queue_is_no_topic(queue: Queue) -> None:
-    place: dict[str, Any] = {"root": str(queue.root.path)}
+    address: dict[str, Any] = {"root": str(queue.root.path)}
     with pytest.raises(ConfigError, match="give a subscription of it as the queue"):
-        ReadOptions.parse({**place, "topic": "sales"}, stream=True)
+        ReadOptions.parse({**address, "topic": "sales"}, stream=True)
     with pytest.raises(NoSuchQueue, match="'q' is a queue, and no topic"):
-        WriteOptions.parse({**place, "topic": "q"}).open()
+        WriteOptions.parse({**address, "topic": "q"}).open()
     with pytest.raises(NoSuchQueue, match="no topic 'nope'"):
-        WriteOptions.parse({**place, "topic": "nope"}).open()
+        WriteOptions.parse({**address, "topic": "nope"}).open()
 
 
 # -- the queue that is meant -------------------------------------------------------------------------------------------

@@ -126,8 +126,8 @@ def test_a_run_that_is_overtaken_at_its_commit_is_an_error_in_a_block(
     monkeypatch.setattr("dropq.spark.writer._local_property", lambda name: setting if name == SETTING else None)
 
     def writer() -> Any:
-        place = {"root": str(out.root.path), "queue": "out", "jobId": "daily"}
-        return DropqDataSource(place).writer(StructType([SCHEMA["value"]]), False)
+        address = {"root": str(out.root.path), "queue": "out", "jobId": "daily"}
+        return DropqDataSource(address).writer(StructType([SCHEMA["value"]]), False)
 
     def rows() -> Iterator[pa.RecordBatch]:
         return iter([pa.RecordBatch.from_pylist([{"value": b"x"}])])

@@ -61,10 +61,10 @@ class Scene:
 
 def run(options: Options) -> Iterable[Row]:
     """Return a row for a mover that dies alone, one for a clone beside it, and one for a backup after it."""
-    place = other_file_system(options.folder)
-    if place is None:
+    folder = other_file_system(options.folder)
+    if folder is None:
         raise NotRun("there is no second file system: mount a tmpfs on /dev/shm")
-    with tempfile.TemporaryDirectory(dir=place) as elsewhere, mock.patch.object(lists, "LIST_LENGTH", IN_A_LIST):
+    with tempfile.TemporaryDirectory(dir=folder) as elsewhere, mock.patch.object(lists, "LIST_LENGTH", IN_A_LIST):
         step = 1 if options.long else STEP
         return [_alone(options.folder, Path(elsewhere), step), *_with_copies(options.folder, Path(elsewhere), step)]
 

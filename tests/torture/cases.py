@@ -146,8 +146,8 @@ class Cases:
     def _source(self, found: Found) -> dict[str, str]:
         """Return where a file is that was to be moved into a queue and did not come there: it is never lost either."""
         whole = body("source", 100_000)
-        places = [path for path in (str(self._root / "source"), *found.beside) if _holds(path, whole)]
-        return {"source": BESIDE} if places else {}
+        paths = [path for path in (str(self._root / "source"), *found.beside) if _holds(path, whole)]
+        return {"source": BESIDE} if paths else {}
 
     def here(self) -> Before:
         """Return where each body lies now, and where it does once a sweep has been."""
@@ -203,12 +203,12 @@ class Cases:
         """Count what is elsewhere than allowed; what was there before, and is on its way, may be in between."""
         before, takes = allowing[0], len(between) > 1
         for name in {name for states in (found, *allowing) for name in states}:
-            place, allowed = found.get(name, GONE), {states.get(name, GONE) for states in allowing}
+            location, allowed = found.get(name, GONE), {states.get(name, GONE) for states in allowing}
             if name in before and (takes or len(allowed) > 1):
                 allowed |= between
-            if place not in allowed:
-                self.row.lost += place == GONE
-                self.row.wrong.append(f"{where}: {name!r} is {place}, and may be {' or '.join(sorted(allowed))}")
+            if location not in allowed:
+                self.row.lost += location == GONE
+                self.row.wrong.append(f"{where}: {name!r} is {location}, and may be {' or '.join(sorted(allowed))}")
 
     def _judge_jobs(self, where: str) -> None:
         """See that of what is one job all is sent, or none."""

@@ -47,11 +47,11 @@ def run(options: Options) -> Iterable[Row]:
     for disk in DISKS:
         row = Row(disk.name)
         try:
-            with mounted(options.folder / "disk", disk) as place:
-                cases = Cases(place, SETTINGS[0], row, apart=options.folder)
+            with mounted(options.folder / "disk", disk) as folder:
+                cases = Cases(folder, SETTINGS[0], row, apart=options.folder)
                 found = cases.verbs()
                 for verb in found if options.long else chance.sample(found, 2):
-                    _call(cases, verb, disk, place)
+                    _call(cases, verb, disk, folder)
         except NotRun as reason:
             row.not_run = str(reason)
         if options.long and not row.faults and not row.not_run:
@@ -60,28 +60,28 @@ def run(options: Options) -> Iterable[Row]:
 
 
 @contextmanager
-def mounted(place: Path, disk: Disk) -> Iterator[Path]:
+def mounted(folder: Path, disk: Disk) -> Iterator[Path]:
     """Mount a tmpfs, or an image with a file system.
 
     Raises:
         NotRun: this machine has no loop devices, or not what makes a file system.
     """
-    place.mkdir()
+    folder.mkdir()
     source, options = "dropq-torture", disk.options
     if disk.system != "tmpfs":
-        image = place.with_suffix(".image")
+        image = folder.with_suffix(".image")
         image.write_bytes(b"")
         os.truncate(image, IMAGE)
         source, options = str(image), "loop"
         _prepare([f"mkfs.{disk.system}", "-q", "-F", *disk.options.split(), source])
     try:
-        _prepare(["mount", "-t", disk.system, "-o", options, source, str(place)])
+        _prepare(["mount", "-t", disk.system, "-o", options, source, str(folder)])
         try:
-            yield place
+            yield folder
         finally:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
     finally:
-        place.rmdir()
+        folder.rmdir()
 
 
 def _prepare(command: list[str]) -> None:
@@ -93,14 +93,14 @@ def _prepare(command: list[str]) -> None:
         raise NotRun(f"{command[0]}: {done.stderr.strip()}")
 
 
-def _call(cases: Cases, verb: Verb, disk: Disk, place: Path) -> None:
+def _call(cases: Cases, verb: Verb, disk: Disk, folder: Path) -> None:
     said = cases.perform(verb)
     assert said is not None
     after, usually = cases.here(), said.raised
     try:
-        said = cases.perform(verb, first=partial(disk.spoil, place))
+        said = cases.perform(verb, first=partial(disk.spoil, folder))
     finally:
-        disk.mend(place)
+        disk.mend(folder)
     assert said is not None
     cases.row.faults += said.raised != usually
     cases.row.wrong += [f"{verb}: {line}" for line in untrue(verb, said, cases, after, usually)]
@@ -110,10 +110,10 @@ def _call(cases: Cases, verb: Verb, disk: Disk, place: Path) -> None:
 # -- spoiling and mending ----------------------------------------------------------------------------------------------
 
 
-def _fill(pages: int, place: Path) -> None:
+def _fill(pages: int, folder: Path) -> None:
     """Fill a disk, but for so many pages."""
-    (place / "filler").mkdir()
-    with open(place / "filler" / "full", "wb", buffering=0) as filler:
+    (folder / "filler").mkdir()
+    with open(folder / "filler" / "full", "wb", buffering=0) as filler:
         try:
             while True:
                 filler.write(bytes(PAGE))
@@ -121,52 +121,52 @@ def _fill(pages: int, place: Path) -> None:
             filler.truncate(max(filler.tell() - pages * PAGE, 0))
 
 
-def _fill_folders(place: Path) -> None:
+def _fill_folders(top: Path) -> None:
     """Fill a disk, and then each folder, so that a name more takes a block more; on tmpfs it never does."""
-    _fill(0, place)
-    with open(place / "filler" / "rest", "wb", buffering=0) as rest, suppress(OSError):
+    _fill(0, top)
+    with open(top / "filler" / "rest", "wb", buffering=0) as rest, suppress(OSError):
         while True:
             rest.write(b"x" * 1024)
-    for folder, _, _ in os.walk(place / "root"):
+    for folder, _, _ in os.walk(top / "root"):
         with suppress(OSError):
             for number in itertools.count():
-                os.link(place / "filler" / "full", f"{folder}/{PAD}{number}")
+                os.link(top / "filler" / "full", f"{folder}/{PAD}{number}")
 
 
-def _empty_folders(place: Path) -> None:
-    for folder, _, files in os.walk(place / "root"):
+def _empty_folders(top: Path) -> None:
+    for folder, _, files in os.walk(top / "root"):
         for file in files:
             if file.startswith(PAD):
                 os.unlink(f"{folder}/{file}")
-    _make_room(place)
+    _make_room(top)
 
 
-def _use_up(inodes: int, place: Path) -> None:
+def _use_up(inodes: int, folder: Path) -> None:
     """Use up the inodes of a disk, but for so many."""
     made: list[Path] = []
     try:
-        (place / "filler").mkdir()
+        (folder / "filler").mkdir()
         while True:
-            made.append(place / "filler" / str(len(made)))
+            made.append(folder / "filler" / str(len(made)))
             made[-1].touch()
     except OSError:
         for path in made[:inodes]:
             path.unlink(missing_ok=True)
 
 
-def _make_room(place: Path) -> None:
-    shutil.rmtree(place / "filler", ignore_errors=True)
+def _make_room(folder: Path) -> None:
+    shutil.rmtree(folder / "filler", ignore_errors=True)
 
 
-def _close(place: Path) -> None:
+def _close(folder: Path) -> None:
     """Let a root turn read-only: what is open stays open, and lies below."""
-    root = str(place / "root")
+    root = str(folder / "root")
     subprocess.run(["mount", "--bind", root, root], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
 
 
-def _open(place: Path) -> None:
-    subprocess.run(["umount", "--lazy", str(place / "root")], check=True)
+def _open(folder: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(folder / "root")], check=True)
 
 
 DISKS = (

@@ -77,8 +77,8 @@ def run(options: Options) -> Iterable[Row]:
     folder.mkdir()
     if options.long:
         rows.append(storm(folder, options.seed, LONG))
-        if place := other_file_system(options.folder):
-            rows.append(storm_elsewhere(options.folder / "far", place, options.seed, LONG))
+        if far := other_file_system(options.folder):
+            rows.append(storm_elsewhere(options.folder / "far", far, options.seed, LONG))
     else:
         with (
             mock.patch.object(credit_audit, "AUDIT_INTERVAL", AUDIT_INTERVAL),
@@ -88,10 +88,10 @@ def run(options: Options) -> Iterable[Row]:
     return rows
 
 
-def storm_elsewhere(folder: Path, place: Path, seed: int, seconds: float) -> Row:
+def storm_elsewhere(folder: Path, far: Path, seed: int, seconds: float) -> Row:
     """Let the storm rage where a queue in the middle of the graph lies on another file system."""
     folder.mkdir()
-    with tempfile.TemporaryDirectory(dir=place) as elsewhere:
+    with tempfile.TemporaryDirectory(dir=far) as elsewhere:
         return storm(folder, seed, seconds, Path(elsewhere))
 
 

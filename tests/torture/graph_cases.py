@@ -87,8 +87,8 @@ class Books:
                 books.spent |= {f"{last}-{key}": _below(Path(folder, key)) for key in keys}
             elif last in ("target", "processing") or folder.endswith("/.dropq/delayed"):
                 found = ((name, _VIA.search(name)) for name in names)
-                place = books.on_the_way if "/.dropq/transfers/" in folder else books.unsettled
-                place |= {f"{folder}/{name}": via[1] for name, via in found if via is not None}
+                vias = books.on_the_way if "/.dropq/transfers/" in folder else books.unsettled
+                vias |= {f"{folder}/{name}": via[1] for name, via in found if via is not None}
         return books
 
     def _add_selector(self, path: Path) -> None:

@@ -43,9 +43,11 @@ def main(folder: Path) -> None:
     say("booted")
     try:
         socket.sethostname("guest")
-        for device, place, options in zip(("/dev/ubda", "/dev/ubdb"), (DISK, SECOND), job["mounts"], strict=False):
-            place.mkdir(parents=True)
-            _run("mount", "-t", job["system"], "-o", options, device, str(place))
+        for device, mount_point, options in zip(
+            ("/dev/ubda", "/dev/ubdb"), (DISK, SECOND), job["mounts"], strict=False
+        ):
+            mount_point.mkdir(parents=True)
+            _run("mount", "-t", job["system"], "-o", options, device, str(mount_point))
         if job["nfs"]:
             serve(Path(job["tree"]))
         say("up")
@@ -148,18 +150,18 @@ def mount(version: str, name: str, *, port: int = 2049, options: str = "") -> Pa
         port: where the server listens.
         options: more options of the mount, such as `actimeo=0`.
     """
-    place = MOUNTS / name
-    place.mkdir()
+    folder = MOUNTS / name
+    folder.mkdir()
     address = f"127.0.0.{len(list(MOUNTS.iterdir()))}"
     exported = "/" if version.startswith("v4") else str(DISK)
     own = socket.gethostname()
     socket.sethostname(f"client-{name}")
     try:
         words = [CLIENTS[version], "nosharecache", f"port={port}", *filter(None, [options])]
-        _run("mount.nfs", f"{address}:{exported}", str(place), "-o", ",".join(words))
+        _run("mount.nfs", f"{address}:{exported}", str(folder), "-o", ",".join(words))
     finally:
         socket.sethostname(own)
-    return place
+    return folder
 
 
 if __name__ == "__main__":

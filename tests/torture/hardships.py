@@ -435,18 +435,18 @@ def dying_view(teller: Teller) -> None:
     teller.tell_at_each("a view is made", lambda scene: counted(partial(make, scene)), making)
 
 
-def _on_a_disk_that_is_away(place: Path) -> None:
-    place.rename(place.parent.parent / "disk")
+def _on_a_disk_that_is_away(path: Path) -> None:
+    path.rename(path.parent.parent / "disk")
 
 
-def _behind_a_link_that_leads_nowhere(place: Path) -> None:
-    _on_a_disk_that_is_away(place)
-    place.symlink_to(place.parent.parent / "no such disk" / place.name)
+def _behind_a_link_that_leads_nowhere(path: Path) -> None:
+    _on_a_disk_that_is_away(path)
+    path.symlink_to(path.parent.parent / "no such disk" / path.name)
 
 
-def _beneath_an_empty_mount_point(place: Path) -> None:
-    _on_a_disk_that_is_away(place)
-    place.mkdir()
+def _beneath_an_empty_mount_point(path: Path) -> None:
+    _on_a_disk_that_is_away(path)
+    path.mkdir()
 
 
 def away(teller: Teller) -> None:
@@ -472,9 +472,9 @@ def _away(scene: Scene, *, address: str, leave: Callable[[Path], None]) -> None:
         scene.clock.advance(LONG)
         scene.root.sweep()
     scene.wrong += scene.untold(address, TOPIC if address == VIEW else START)
-    place = scene.path / address
-    place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
-    (scene.path.parent / "disk").rename(place)
+    path = scene.path / address
+    path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+    (scene.path.parent / "disk").rename(path)
 
 
 def maintenance(teller: Teller) -> None:

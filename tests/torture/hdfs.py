@@ -79,10 +79,10 @@ class Cluster:
 
     def kind(self) -> Kind:
         """Return what mounts a folder of its own for each place behind a mount."""
-        places: dict[Path, str] = {}
+        paths: dict[Path, str] = {}
 
         def mounting(folders: list[Path], mount: Path, seconds: int) -> list[str]:
-            folder = places.setdefault(folders[0], f"/{next(_folders)}")
+            folder = paths.setdefault(folders[0], f"/{next(_folders)}")
             return [sys.executable, str(MOUNT), str(JARS), self.at, folder, str(mount), "--remember", str(seconds)]
 
         @contextmanager

@@ -99,8 +99,8 @@ class Java:
     def words(self, *words: str) -> Any:
         """Return an array of strings."""
         array = self._gateway.new_array(self.jvm.java.lang.String, len(words))
-        for place, word in enumerate(words):
-            array[place] = word
+        for index, word in enumerate(words):
+            array[index] = word
         return array
 
     def client(self, namenode: str) -> Any:
@@ -285,7 +285,7 @@ def _done(answer: object) -> None:
 
 
 def _mode(letters: str) -> int:
-    bits = sum(1 << place for place, letter in enumerate(reversed(letters)) if letter not in "-T")
+    bits = sum(1 << bit for bit, letter in enumerate(reversed(letters)) if letter not in "-T")
     return bits | (stat.S_ISVTX if letters[-1] in "tT" else 0)
 
 

@@ -244,8 +244,8 @@ class Explained:
 
     def covers(self, mutant: Mutant) -> bool:
         """Tell whether a mutant is one of these."""
-        place, change = f"{mutant.path} {mutant.where}", f"{mutant.was} -> {mutant.becomes}"
-        return _matches(self.where, place) and _matches(self.change, change)
+        statement, change = f"{mutant.path} {mutant.where}", f"{mutant.was} -> {mutant.becomes}"
+        return _matches(self.where, statement) and _matches(self.change, change)
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -357,8 +357,8 @@ def measure(tree: Tree, modules: Sequence[str], kept: Path | None = None) -> Mea
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(known | new))
         measured.seconds |= found["seconds"]
-        for place, tests in found["tests"].items():
-            measured.tests[place].update(tests)
+        for statement, tests in found["tests"].items():
+            measured.tests[statement].update(tests)
     for module in modules:
         tree.restore(module)
     if not measured.seconds:
@@ -374,8 +374,8 @@ def _measured(tree: Tree, file: str) -> dict[str, object]:
     tree.run([file], "-m", LEFT_OUT, settings={HITS: hits, PASSED: passed})
     tests: dict[str, list[str]] = defaultdict(list)
     for line in sorted(set(hits.read_text().splitlines())):
-        place, _, test = line.partition("\t")
-        tests[place].append(test)
+        statement, _, test = line.partition("\t")
+        tests[statement].append(test)
     return {"seconds": dict(json.loads(line) for line in passed.read_text().splitlines()), "tests": tests}
 
 

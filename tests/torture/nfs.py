@@ -715,8 +715,8 @@ def lost_replies(version: str, disk: Path) -> Row:
     """Lose the reply to the call that each verb makes, and hold what the verb says against the server's disk."""
     row = Row(f"replies lost: {version}")
     lossy = Lossy(port=2050)
-    place = mount(version, "lossy", port=2050)
-    root = Root(place / "root")
+    folder = mount(version, "lossy", port=2050)
+    root = Root(folder / "root")
     numbers = iter(range(1_000_000))
     for verb, call, attempt in VERBS:
         for _ in range(TIMES):
@@ -839,10 +839,10 @@ def _lost_return(queue: Queue, folder: Path, lose: Lose) -> None:
 def _lost_link(queue: Queue, folder: Path, lose: Lose) -> None:
     queue.send(body("m"))
     message = _take(queue, "m")
-    place = queue.root.path / queue.name / ".dropq/linked"
+    path = queue.root.path / queue.name / ".dropq/linked"
     lose()
-    message.link(str(place))
-    assert name_of(place.read_bytes()) == "m"
+    message.link(str(path))
+    assert name_of(path.read_bytes()) == "m"
     message.ack()
 
 

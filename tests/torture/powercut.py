@@ -204,7 +204,7 @@ def _body(name: str) -> bytes:
 
 def hash_of(text: str) -> int:
     """Return a number that is the same in every process."""
-    return sum(ord(letter) * 31**place for place, letter in enumerate(text))
+    return sum(ord(letter) * 31**index for index, letter in enumerate(text))
 
 
 def _write(queue: Queue, names: list[str]) -> None:

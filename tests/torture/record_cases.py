@@ -520,8 +520,8 @@ class RecordCases(acts.Acts[Case, Scene]):
 
     def _lying(self) -> Iterator[tuple[str, bytes]]:
         for queue in ("q", "start"):
-            for state, place in FOLDERS.items():
-                for content in files(self._root / queue / place).values():
+            for state, folder in FOLDERS.items():
+                for content in files(self._root / queue / folder).values():
                     yield state if queue == "q" else f"{queue}/{state}", content
 
     def _opened(self) -> Root:

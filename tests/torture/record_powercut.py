@@ -163,9 +163,9 @@ def reckon(row: Row, said: Iterable[str], seen: dict[str, Any]) -> None:
             if states.total() > 1:
                 row.doubled += 1
                 row.wrong.append(f"{when} look: {name} was {verb}, and is in {dict(states)}")
-            places = set(states) or ({"processed"} if archived else set())
+            found_in = set(states) or ({"processed"} if archived else set())
             allowed = PLACES[verb] if when == "first" else {"processed", "error"}
-            row.wrong += [f"{when} look: {name} was {verb}, and is in {place}" for place in places - allowed]
+            row.wrong += [f"{when} look: {name} was {verb}, and is in {where}" for where in found_in - allowed]
     unexplained = [name for state, reason, name in seen["first"] if state == "error" and reason != "as it comes"]
     row.wrong += [f"{name} was rejected, and nothing says why" for name in unexplained]
     row.wrong += [f"{file} is left in staged/" for file in seen["staged"]]

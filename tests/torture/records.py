@@ -75,17 +75,17 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
 def killers(folder: Path) -> Row:
     """Let a record kill every worker, at each place of a bundle."""
     row = Row(f"one record kills every worker: at each place of a bundle of {BUNDLE:,}")
-    for place in range(1, BUNDLE + 1):
+    for number in range(1, BUNDLE + 1):
         root = folder / "killer"
-        deaths, wrong = ends_alone(root, place)
+        deaths, wrong = ends_alone(root, number)
         row.cases += 1
         row.kills += deaths
-        row.wrong += [f"at {place}: {line}" for line in wrong]
+        row.wrong += [f"at {number}: {line}" for line in wrong]
         shutil.rmtree(root)
     return row
 
 
-def ends_alone(folder: Path, place: int) -> tuple[int, list[str]]:
+def ends_alone(folder: Path, at: int) -> tuple[int, list[str]]:
     """Let the record of a place kill every worker; return how many it killed, and what is wrong then."""
     root = timed(Root.create(folder), AT_ONCE)
     queue = root.create_queue("q", redelivery_delay=0, max_deliveries=3, durability="none")
@@ -93,13 +93,13 @@ def ends_alone(folder: Path, place: int) -> tuple[int, list[str]]:
     queue.send("other", type="text")
     deaths = 0
     while queue.counts()["target"]:
-        deaths += _is_killed(queue, b"%d" % place)
+        deaths += _is_killed(queue, b"%d" % at)
         queue.sweep()
     wrong = [f"{deaths} workers were killed"] if deaths > CUTS + 3 else []  # the last three by the record alone
     dead = [(message.body, message.first_record) for message in queue.browse("error")]
-    wrong += [f"error/ has {dead}"] if dead != [(b"%d\n" % place, place)] else []
+    wrong += [f"error/ has {dead}"] if dead != [(b"%d\n" % at, at)] else []
     archived = Counter(line for message in queue.browse("processed") for line in message.body.split(b"\n") if line)
-    others = {b"%d" % number for number in range(1, BUNDLE + 1) if number != place} | {b"other"}
+    others = {b"%d" % number for number in range(1, BUNDLE + 1) if number != at} | {b"other"}
     wrong += [f"processed/ lacks {line!r}" for line in others - archived.keys()]
     return deaths, wrong + [f"processed/ has {line!r}" for line in archived - Counter(others)]
 
@@ -151,8 +151,8 @@ def judge(row: Row, whole: Storm) -> None:
     """Hold what lies in the queue against what was sent."""
     queue = Root(whole.folder / "root").queue("q")
     lies: dict[str, Counter[str]] = {"processed": Counter(), "error": Counter()}
-    for state, place in FOLDERS.items():
-        for name, content in files(Path(queue.layout.base, place)).items():
+    for state, below in FOLDERS.items():
+        for name, content in files(Path(queue.layout.base, below)).items():
             if state in lies:
                 lies[state].update(record.decode() for record in _RECORD.findall(content))
             elif state != "working":  # where who was killed left a draft

@@ -35,8 +35,8 @@ def nfs4(number: int, operation: int) -> bytes:
     """A request of NFS 4.2 as a client makes it for a rename: the operation comes fifth."""
     head = numbers(number, 0, 2, 100003, 4, 1, 1) + opaque(b"someone") + numbers(0) + opaque(b"")
     sequence = numbers(53) + b"s" * 16 + numbers(1, 0, 0, 1)
-    place = numbers(22) + opaque(b"handle")
-    return head + opaque(b"tag") + numbers(2, 6) + sequence + place + numbers(32) + place + numbers(operation, 0)
+    handle = numbers(22) + opaque(b"handle")
+    return head + opaque(b"tag") + numbers(2, 6) + sequence + handle + numbers(32) + handle + numbers(operation, 0)
 
 
 def fragmented(record: bytes, *, at: int) -> bytes:

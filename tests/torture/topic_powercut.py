@@ -125,5 +125,5 @@ def reckon(row: Row, said: Iterable[str], seen: dict[str, Any]) -> None:
         for state, files in seen[queue].items()
         if files and state != ("processed" if queue == "t" else "target")
     }
-    row.wrong += [f"{place}: {files}" for place, files in left.items()]
+    row.wrong += [f"{folder}: {files}" for folder, files in left.items()]
     row.wrong += [f"{file} is left in staged/" for file in seen["staged"]]

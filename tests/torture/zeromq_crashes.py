@@ -377,28 +377,28 @@ class Cases:
                 after[name] |= {case.before(name)} | ({"processing"} if name in case.waits else set())
         yield from self._elsewhere(after, "")
         queue.sweep()
-        for places in after.values():
-            if "processing" in places:
-                places.remove("processing")
-                places.add("target")
+        for found_in in after.values():
+            if "processing" in found_in:
+                found_in.remove("processing")
+                found_in.add("target")
         yield from self._elsewhere(after, " after a sweep")
         yield from self._deliver_rest(seen.keys)
         yield from self._days_later()
 
     def _after(self, case: Case, at: int) -> set[str]:
         """Return where a message may be after its case: without a history it is gone once it is acknowledged."""
-        places = {case.after[at]} if case.act is _end else set(case.after)
-        return {GONE if place == "processed" and not self._setting.history else place for place in places}
+        allowed_states = {case.after[at]} if case.act is _end else set(case.after)
+        return {GONE if state == "processed" and not self._setting.history else state for state in allowed_states}
 
     def _elsewhere(self, allowed: Mapping[str, set[str]], when: str) -> Iterator[str]:
         found = look(self._folder / "root")
         self.row.count(judge(found, must=(), may=found.locations.keys()), when)
         states = {name: state.rpartition("/")[2] for name, state in found.states().items()}
         for name in allowed.keys() | states.keys():
-            place, places = states.get(name, GONE), allowed.get(name, {GONE})
-            if place not in places:
-                self.row.lost += place == GONE
-                yield f"{name} is {place}{when}, and may be {' or '.join(sorted(places))}"
+            where, allowed_here = states.get(name, GONE), allowed.get(name, {GONE})
+            if where not in allowed_here:
+                self.row.lost += where == GONE
+                yield f"{name} is {where}{when}, and may be {' or '.join(sorted(allowed_here))}"
 
     def _deliver_rest(self, keys: Mapping[str, bytes]) -> Iterator[str]:
         """Let another server deliver what waits under the keys that it had, and acknowledge it."""
@@ -424,8 +424,8 @@ class Cases:
         states = look(self._folder / "root").states()
         end = "processed" if self._setting.history else GONE
         for name in waiting:
-            if (place := states.get(name, GONE).rpartition("/")[2]) != end:
-                yield f"{name} is {place}, and was acknowledged"
+            if (end_state := states.get(name, GONE).rpartition("/")[2]) != end:
+                yield f"{name} is {end_state}, and was acknowledged"
 
     def _days_later(self) -> Iterator[str]:
         """Yield what fsck finds and does not repair, days later; no message may go by that."""
