@@ -234,7 +234,7 @@ class Job:
         attempts = {staged.attempt: staged.files for staged in listed}
         content = {"format": 1, "job": self.id, "attempts": attempts, **({"note": self.note} if self.note else {})}
         if overflow:
-            self._refuse_unless_open(overflow)
+            self._check_overflow(overflow)
             content["overflow"] = overflow
         draft, manifest = f"{self.folder}/.manifest-{secrets.token_hex(6)}", json.dumps(content).encode()
         if len(manifest) > reading.LONG_LIST:
@@ -255,7 +255,7 @@ class Job:
             raise storage_error(error, f"job {self.id} was not committed{gone}, nothing was sent") from error
         return True
 
-    def _refuse_unless_open(self, overflow: str) -> None:
+    def _check_overflow(self, overflow: str) -> None:
         """Raise QueueFull if the job cannot go to the queue of the overflow selector."""
         try:
             _overflow(self._context, overflow, f"job {self.id} was not sent")

@@ -33,8 +33,8 @@ class BundleCommand(Runner):
     def __call__(self, bundle: Bundle) -> None:
         """Run the command, and settle the records if it succeeded; else raise the exception that settles the message.
 
-        If more records failed than max_record_failures allows, the others of these stay open. A message whose records
-        cannot be settled one by one fails if any of them fails.
+        If more records failed than max_record_failures allows, the others of these stay unsettled. A message whose
+        records cannot be settled one by one fails if any of them fails.
         """
         message, cursor = bundle.message, bundle.cursor
         count, is_plain = _count(bundle)
