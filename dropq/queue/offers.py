@@ -111,7 +111,7 @@ class Offers:
         self.frozen = False
         self._standstill = reading.Standstill(context.layout.target, clock=context.clock)
         self.is_quiet = False
-        self._may_be_quiet_at = 0.0
+        self._may_be_quiet_at = time.monotonic() + QUIET_AFTER
         self.view: Iterator[MessageFile] = iter(())
 
     # -- listing ---------------------------------------------------------------------------------------------
@@ -142,13 +142,15 @@ class Offers:
         with self._listing():
             self.is_quiet = not self.frozen and self._standstill.lasts
 
-    def attend(self) -> None:
+    def attend(self, *, holds: bool = False) -> None:
         """Read which routes are in use; list again if the view is too old; offer nothing while the queue is paused.
 
-        While target/ is quiet, an attempt counts as if it had listed it.
+        While target/ is quiet, an attempt counts as if it had listed it; who `holds` messages still shows that it lives.
         """
         if self.is_quiet:
             self.listings += 1
+            if holds and self._presence is not None:
+                self._presence.keep()
             return
         with error_context(UNTOUCHED):
             paused, has_routes = self._context.switches()

@@ -90,7 +90,7 @@ class SweepOnTheWay(Protocol):
         """
 
     def stir(self) -> None:
-        """Let it be due as usual: target/ has changed since it rested."""
+        """Do all next time, and be due as usual: target/ has changed."""
 
     def found_nothing(self) -> None:
         """Run the queue's selectors on messages that the consumer leaves to others, if that is due."""
@@ -473,7 +473,7 @@ class Subscription:
         if not offers.is_quiet:
             self._sweep.stir()
         self._sweep_if_due()
-        offers.attend()
+        offers.attend(holds=bool(self._held))
         # A view of many messages is kept longer than a read-lock may go unseen.
         refresh_at = time.monotonic() + self._context.timing.max_age
         self._attend_at = min(self._sweep.again, self._offers.fresh_until, refresh_at)

@@ -121,7 +121,8 @@ class QuickSweep:
         return report
 
     def stir(self) -> None:
-        """Be due a second after the last sweep, if that rested: target/ has changed."""
+        """Do all steps next time, a second after the last sweep: target/ has changed, and a claim may have been made."""
+        self._standstill.end()
         if self._rests:
             self._rests = False
             self.again = self._began + self._timing.sweep_interval

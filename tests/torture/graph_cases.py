@@ -758,7 +758,7 @@ class GraphCases(acts.Acts[Case, Scene]):
             if there > 1 or received > 1:
                 self.row.doubled += 1
                 yield f"{name!r} lies in {locations}, and was received {received} times"
-            if there < needed and not self._untold(other):
+            if there < needed and not self._untold(other) and not self._settled_by_copies(case, name, lying, other):
                 self.row.lost += 1
                 yield f"{name!r} is lost"
             if at_the_end and not other and self._setting.history and not case.removes:
@@ -770,8 +770,7 @@ class GraphCases(acts.Acts[Case, Scene]):
     def _judge_copies(
         self, case: Case, name: str, lying: list[tuple[str, str, str]], other: str, *, at_the_end: bool
     ) -> Iterator[str]:
-        lies = Counter(address for each, address, _ in lying if each == name)
-        found = [max(lies[address], self._received[address, name]) for address in case.copies]
+        found = self._copies(case, name, lying)
         if any(count > 1 for count in found):
             self.row.doubled += 1
             yield f"{name!r} has copies: {found}"
@@ -780,6 +779,16 @@ class GraphCases(acts.Acts[Case, Scene]):
         if any(count < needed for count in found) or (not other and len(set(found)) > 1):
             self.row.lost += 1
             yield f"of the copies of {name!r}, some are missing: {found}"
+
+    def _copies(self, case: Case, name: str, lying: list[tuple[str, str, str]]) -> list[int]:
+        """Return how many copies of a message each queue has, or had, that a case copies to."""
+        lies = Counter(address for each, address, _ in lying if each == name)
+        return [max(lies[address], self._received[address, name]) for address in case.copies]
+
+    def _settled_by_copies(self, case: Case, name: str, lying: list[tuple[str, str, str]], other: str) -> bool:
+        """Return whether only copies were left to take a message, after a removal: then it is settled once all exist."""
+        copies = self._copies(case, name, lying)
+        return other == A_REMOVAL and not self._setting.history and bool(copies) and min(copies) > 0
 
     def _untold(self, other: str) -> bool:
         """Return whether another program may have settled something that leaves no trace."""

@@ -1,0 +1,169 @@
+"""While target/ stands empty, a consumer asks for its time alone; it misses nothing that comes all the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import Clock, base, drop, leave_claimed, make_queue, next_moment, reopened, take, where
+
+from dropq import Queue, Subscription
+from dropq.queue import offers
+from dropq.storage import reading
+from dropq.storage.mounts import Mount
+from dropq.storage.watch import LONG_PAUSE, LONGEST_PAUSE, MINUTE, PAUSE, Watch
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue whose folders changed long ago, by a clock that is a minute ahead."""
+    monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
+    clock = Clock()
+    clock.advance(60)
+    return make_queue(tmp_path / "root", clock=clock)
+
+
+@pytest.fixture
+def quiet(queue: Queue) -> Iterator[Subscription]:
+    """A consumer that has seen target/ empty."""
+    next_moment(base(queue))
+    with queue.subscribe() as subscription:
+        for _ in range(3):
+            attempt(subscription)
+        assert subscription._offers.is_quiet
+        yield subscription
+
+
+def attempt(subscription: Subscription) -> bytes | None:
+    """Try to receive with all that is due: the look that comes each 0.1 s, and the sweep of each second."""
+    subscription._attend_at = subscription._sweep.again = 0.0
+    message = subscription.receive()
+    if message is None:
+        return None
+    message.ack()
+    return b"taken"
+
+
+def test_a_quiet_consumer_lists_nothing_and_opens_nothing(quiet: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for call in ("open", "scandir", "listdir"):
+            patch.setattr(os, call, lambda *_, **__: pytest.fail("it was called"))
+        quiet._attend_at = quiet._sweep.again = 0.0
+        assert quiet.receive() is None
+
+
+@pytest.mark.parametrize("sends", ["send", "mv", "delay", "requeue", "return of the dead"])
+def test_a_quiet_consumer_receives_what_comes(queue: Queue, quiet: Subscription, sends: str) -> None:
+    other = reopened(queue)
+    if sends == "send":
+        other.send(b"body")
+    elif sends == "mv":
+        drop(other, "report.csv", b"body")
+    elif sends == "delay":
+        other.send(b"body", delay="5s")
+        assert attempt(quiet) is None and quiet._offers.is_quiet
+        assert isinstance(queue.root.clock, Clock)
+        queue.root.clock.advance(6)
+    elif sends == "requeue":
+        other.send(b"body")
+        take(other).reject("no")
+        for _ in range(3):
+            attempt(quiet)
+        assert quiet._offers.is_quiet
+        other.requeue()
+    else:
+        other.send(b"body")
+        leave_claimed(other)
+    for _ in range(3):
+        message = quiet.receive(timeout=5)
+        if message is not None:
+            break
+        quiet._attend_at = quiet._sweep.again = 0.0
+    assert message is not None and message.body == b"body"
+    message.ack()
+    assert where(queue) == {"processed": [b"body"]}
+
+
+def test_a_consumer_of_a_paused_queue_is_not_quiet_and_goes_on_after_the_pause(
+    queue: Queue, quiet: Subscription
+) -> None:
+    other = reopened(queue)
+    other.pause()
+    other.send(b"body")
+    assert attempt(quiet) is None and not quiet._offers.is_quiet
+    other.resume()
+    quiet._attend_at = 0.0
+    message = quiet.receive()
+    assert message is not None and message.body == b"body"
+
+
+def test_a_consumer_whose_sign_of_life_was_taken_away_makes_it_again_while_it_holds_a_message(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(b"body")
+    with queue.subscribe(max_backlog=2) as subscription:
+        held = subscription.receive()
+        assert held is not None
+        for _ in range(3):
+            subscription._attend_at = 0.0
+            assert subscription.receive() is None
+        assert subscription._offers.is_quiet
+        sign = Path(queue.layout.consumers) / subscription.id
+        sign.unlink()
+        subscription._attend_at = 0.0
+        assert subscription.receive() is None
+        assert sign.exists()
+
+
+def test_behind_fuse_whose_folders_may_keep_their_times_nobody_is_quiet(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("fuse.sshfs"))
+    with queue.subscribe() as subscription:
+        for _ in range(3):
+            attempt(subscription)
+        assert not subscription._offers.is_quiet
+
+
+def test_a_folder_that_changed_just_now_may_change_again_within_the_same_tick(tmp_path: Path) -> None:
+    clock = Clock()
+    standstill = reading.Standstill(str(tmp_path), clock=clock)
+    standstill.begin()
+    assert not standstill.lasts
+    clock.advance(10)
+    standstill.begin()
+    assert standstill.lasts
+    (tmp_path / "new").touch()
+    assert not standstill.lasts
+
+
+def test_a_folder_that_is_missing_is_asked_for_by_the_one_above(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.advance(10)
+    standstill = reading.Standstill(f"{tmp_path}/folder", clock=clock)
+    standstill.begin()
+    assert standstill.lasts
+    next_moment(tmp_path.parent)
+    (tmp_path / "folder").mkdir()
+    assert not standstill.lasts
+
+
+def test_without_events_pauses_grow_with_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, asked, now = Watch(str(tmp_path), poll=True), list[float](), [0.0]
+
+    class Poller:
+        def poll(self, ms: float) -> list[tuple[int, int]]:
+            asked.append(ms / 1000)
+            now[0] += ms / 1000
+            return []
+
+    monkeypatch.setattr(watching, "_poller", Poller)
+    monkeypatch.setattr("dropq.storage.watch.time.monotonic", lambda: now[0])
+    watching.begin()
+    while now[0] < MINUTE + 5:
+        watching.wait(100)
+    assert asked == sorted(asked)
+    assert {PAUSE, LONG_PAUSE, LONGEST_PAUSE} <= set(asked)
+    assert sum(pause < LONG_PAUSE for pause in asked) < 40
