@@ -140,12 +140,12 @@ class Offers:
     def look_for_change(self) -> None:
         """Ask whether target/ is as empty as it was."""
         with self._listing():
-            self.is_quiet = not self.frozen and self._standstill.lasts
+            self.is_quiet = not self.frozen and self._standstill.lasts()
 
     def attend(self, *, holds: bool = False) -> None:
         """Read which routes are in use; list again if the view is too old; offer nothing while the queue is paused.
 
-        While target/ is quiet, an attempt counts as if it had listed it; who `holds` messages still shows that it lives.
+        While target/ is quiet, an attempt counts as if it had listed it. Who `holds` messages shows that it lives.
         """
         if self.is_quiet:
             self.listings += 1

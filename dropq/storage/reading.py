@@ -144,9 +144,8 @@ class Standstill:
         """Forget what was noted: the listing found something to do."""
         self._mark = None
 
-    @property
     def lasts(self) -> bool:
-        """Whether no folder has changed since `begin`.
+        """Return whether no folder has changed since `begin`.
 
         Raises:
             FileNotFoundError: a folder is missing, and the one above it.

@@ -110,7 +110,7 @@ class QuickSweep:
         """
         report = SweepReport()
         started = self._began = time.monotonic()
-        self._rests = quiet and self._topics is None and self._standstill.lasts
+        self._rests = quiet and self._topics is None and self._standstill.lasts()
         if self._rests:
             on_nfs = self._standstill.is_on_nfs
             self.again = started + (self._timing.quiet_interval if on_nfs else self._timing.sweep_interval)
@@ -121,7 +121,7 @@ class QuickSweep:
         return report
 
     def stir(self) -> None:
-        """Do all steps next time, a second after the last sweep: target/ has changed, and a claim may have been made."""
+        """Do all steps next time, a second after the last sweep: target/ has changed, perhaps by a claim."""
         self._standstill.end()
         if self._rests:
             self._rests = False

@@ -131,12 +131,12 @@ def test_a_folder_that_changed_just_now_may_change_again_within_the_same_tick(tm
     clock = Clock()
     standstill = reading.Standstill(str(tmp_path), clock=clock)
     standstill.begin()
-    assert not standstill.lasts
+    assert not standstill.lasts()
     clock.advance(10)
     standstill.begin()
-    assert standstill.lasts
+    assert standstill.lasts()
     (tmp_path / "new").touch()
-    assert not standstill.lasts
+    assert not standstill.lasts()
 
 
 def test_a_folder_that_is_missing_is_asked_for_by_the_one_above(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_folder_that_is_missing_is_asked_for_by_the_one_above(tmp_path: Path) 
     clock.advance(10)
     standstill = reading.Standstill(f"{tmp_path}/folder", clock=clock)
     standstill.begin()
-    assert standstill.lasts
+    assert standstill.lasts()
     next_moment(tmp_path.parent)
     (tmp_path / "folder").mkdir()
-    assert not standstill.lasts
+    assert not standstill.lasts()
 
 
 def test_without_events_pauses_grow_with_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -786,7 +786,7 @@ class GraphCases(acts.Acts[Case, Scene]):
         return [max(lies[address], self._received[address, name]) for address in case.copies]
 
     def _settled_by_copies(self, case: Case, name: str, lying: list[tuple[str, str, str]], other: str) -> bool:
-        """Return whether only copies were left to take a message, after a removal: then it is settled once all exist."""
+        """Return whether only copies were left to take a message after a removal: they settle it once all exist."""
         copies = self._copies(case, name, lying)
         return other == A_REMOVAL and not self._setting.history and bool(copies) and min(copies) > 0
 
