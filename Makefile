@@ -17,7 +17,7 @@ PYTEST = $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) $(RUN) -m pytest $(i
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark
+.PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark bench-nfs
 .PHONY: clean
 
 help: ## list these targets
@@ -89,6 +89,9 @@ bench: $(BENCH_STAMP) ## measure against the raw loop of system calls and other 
 
 bench-spark: $(STAMP) ## measure Spark jobs against plain processes and Spark's own sink
 	@$(RUN) bench/bench_spark.py $(ARGS)
+
+bench-nfs: $(STAMP) ## count the RPCs of a message over NFS, in user-mode-linux (ARGS="--only send,receive --versions v4.2")
+	@$(RUN) bench/nfs.py $(ARGS)
 
 clean: ## remove what builds, tests and tools left behind (.venv stays)
 	@rm -rf build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

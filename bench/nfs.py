@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import sys
 import tempfile
 import time
@@ -68,6 +69,13 @@ def total(row: Row) -> float:
     return float(sum(row["calls"].values()) / row["n"])
 
 
+def told(row: Row) -> str:
+    """Return what a row says: RPCs for a message, or how late messages are, or why it broke off."""
+    if "lag" in row:
+        return "{} s at the median, {} s at p99".format(*row["lag"])
+    return row["broke"] if "broke" in row else f"{total(row):.2f}"
+
+
 def figure(value: float) -> str:
     """Return a figure as a table has it: nothing for what hardly ever comes."""
     return f"{value:,.1f}" if value >= 0.05 else ""
@@ -92,6 +100,8 @@ def table_of(rows: list[Row]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|---|" + "---:|" * (len(heads) - 1)
     for row in rows:
+        if "lag" in row:
+            continue
         yield f"| {' | '.join(cells_of(row, by_case))} |"
 
 
@@ -108,6 +118,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="CASES", default="*", help=f"some of {', '.join(CASES)}; `receive*` is many")
     parser.add_argument("--versions", metavar="VERSIONS", default=",".join(VERSIONS), help="v3, v4.2, or both")
     parser.add_argument("--count", type=int, default=200, help="messages that each case counts")
+    parser.add_argument("--deep", type=int, default=10_000, help="messages in the queue that commands look at")
     parser.add_argument("--rtt", type=float, default=1.0, help="milliseconds that a request and its reply need")
     parser.add_argument("--options", default="", help="more options of the mounts, such as actimeo=0")
     parser.add_argument("--trace", action="store_true", help="show which lines cause the RPCs; --count 20 is enough")
@@ -119,11 +130,12 @@ def main() -> int:
     broke = False
     for version in given.versions.split(","):
         how = {"count": given.count, "rtt": given.rtt / 1000, "options": given.options, "trace": given.trace}
+        how["deep"] = given.deep
         rows = []
         try:
             for row in counted(version, cases, **how):
                 rows.append(row)
-                print(f"{version}  {CASES[row['case']].title}: {row.get('broke') or f'{total(row):.2f}'}", flush=True)
+                print(f"{version}  {CASES[row['case']].title}: {told(row)}", flush=True)
                 print(*causes_of(row), sep="\n", end="\n" if given.trace else "")
         except NotRun as reason:
             print(f"NOT RUN: {reason}")

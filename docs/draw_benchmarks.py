@@ -1,7 +1,8 @@
-"""Draw what is in docs/benchmarks: spark.* from spark.json, queues* from queues.json.
+"""Draw what is in docs/benchmarks: spark.* from spark.json, queues* from queues.json, nfs.md from nfs.json.
 
-`make bench-spark ARGS=--write` and `make bench ARGS=--write` measure these. python docs/draw_benchmarks.py draws; the
-pictures of queues need matplotlib, which the extra `bench` has, and tell by a mark which figures they were drawn from.
+`make bench-spark`, `make bench` and `make bench-nfs` measure these with ARGS=--write. python docs/draw_benchmarks.py
+draws; the pictures of queues need matplotlib, which the extra `bench` has, and tell by a mark which figures they were
+drawn from.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def drawn() -> dict[str, str]:
     texts = {"spark.svg": plot(measured), "spark.md": table(measured)}
     if queues := queues_measured():
         texts["queues.md"] = queue_tables(queues)
+    if (path := HERE / "nfs.json").exists():
+        texts["nfs.md"] = nfs_tables(json.loads(path.read_text()))
     return texts
 
 
@@ -112,6 +115,79 @@ def table(measured: dict[str, Any]) -> str:
             f"{ours:.2f} | {low:.2f}, {high:.2f} | {'' if absolute else format(row['ratio'], '.2f')} | {goal} |"
         )
     return "\n".join(lines) + "\n"
+
+
+# -- NFS -------------------------------------------------------------------------------------------------------------
+
+#: What a row's RPCs are counted for, and the heading of the table of such rows; below it, what there is to say.
+COUNTED_FOR = {
+    "message": ("A message", ""),
+    "record": ("A record", ""),
+    "command": ("A command of the shell", "On a queue that the client knows since a moment ago, with one message."),
+    "look at a deep queue, cold": ("A look at a deep queue", "The client has just mounted, and knows no file."),
+    "second": ("A second in which nothing comes", "Once the consumer has waited for some seconds."),
+}
+LAGS = ("A message of another client", "Seconds from a send on one client to a waiting consumer on the other.")
+
+
+def nfs_tables(measured: Row) -> str:
+    """Return the RPCs of each version as tables."""
+    commits = dict.fromkeys(row["commit"] for rows in measured["versions"].values() for row in rows)
+    before = dict.fromkeys(kept["commit"] for kept in measured["before"].values())
+    lines = [
+        "# NFS: the figures",
+        "",
+        "RPCs that clients of NFS send to the server, counted by their kernel, and NFS 3's locks by a packet socket. A",
+        f"real server and two clients run in user-mode-linux; a request and its reply need {measured['rtt_ms']:g} ms.",
+        f"{measured['count']} messages of 1 KiB, {measured['deep']:,} in a deep queue; `raw` is the raw loop of system",
+        "calls. What a process pays once is left out, and so is the upkeep of each minute. What a consumer asks for each",
+        "tenth of a second, and each second, is counted: on a busy machine it is more for a message and less for a",
+        "second. Drawn by [draw_benchmarks.py](../draw_benchmarks.py) from [nfs.json](nfs.json); `make bench-nfs`",
+        f"measures anew. Commit {', '.join(commits)}" + (f"; `before` is {', '.join(before)}." if before else "."),
+    ]
+    for version, rows in measured["versions"].items():
+        was = measured["before"].get(version, {}).get("figures", {})
+        for unit, (heading, more) in COUNTED_FOR.items():
+            if some := [row for row in rows if row["unit"] == unit and "all" in row]:
+                lines += [
+                    "",
+                    f"## {heading}, {version}",
+                    "",
+                    *([more, ""] if more else []),
+                    *rpcs_of(some, rows, was, measured["kinds"]),
+                ]
+        if late := [row for row in rows if "lag" in row]:
+            lines += ["", f"## {LAGS[0]}, {version}", "", LAGS[1], "", *lags_of(late, was)]
+    return "\n".join(lines) + "\n"
+
+
+def rpcs_of(rows: list[Row], every: list[Row], before: Row, kinds: list[str]) -> Iterator[str]:
+    """Yield the lines of a table: a column for each kind of RPC that is in it."""
+    kinds = [kind for kind in kinds if any(kind in row["kinds"] for row in rows)]
+    raw = {row["case"]: row["all"] for row in every if "all" in row}
+    heads = ["", *kinds, "**all**", "raw", "before"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---|" + "---:|" * (len(heads) - 1)
+    for row in rows:
+        cells = [rpcs(row["kinds"].get(kind)) for kind in kinds]
+        ends = [f"**{rpcs(row['all'])}**", rpcs(raw.get(row["raw"])), rpcs(before.get(row["case"]))]
+        yield f"| {' | '.join([row['title'], *cells, *ends])} |"
+
+
+def rpcs(count: float | None) -> str:
+    """Return a number of RPCs as it stands in a table."""
+    if not count:
+        return ""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.1f}" if count >= 0.1 else f"{count:.2f}"
+
+
+def lags_of(rows: list[Row], before: Row) -> Iterator[str]:
+    """Yield the lines of a table of lags."""
+    yield "| | median | p99 | before |"
+    yield "|---|---:|---:|---:|"
+    for row in rows:
+        was = ", ".join(f"{lag:.2f}" for lag in before.get(row["case"], ()))
+        yield f"| {row['title']} | {row['lag'][0]:.2f} | {row['lag'][1]:.2f} | {was} |"
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from helpers import drop, until
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
 from dropq.staging.jobs import Job
 from dropq.storage import reading
-from torture import nfs_locks
+from torture import nfs_calls, nfs_locks
 from torture.account import body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -54,6 +54,18 @@ def run(options: Options) -> Iterator[Row]:
         disk = make_disk(folder / "disk")
         with Guest(folder / "guest", [disk], "torture.nfs:inside", nfs=True, version=version) as guest:
             yield from (Row(**row) for row in guest.result(900))
+        if version != "v3 nolock":
+            yield calls(folder, version)
+
+
+def calls(folder: Path, version: str) -> Row:
+    """Count what a message costs, in a guest of its own."""
+    disk = make_disk(folder / "disk-of-calls")
+    job: dict[str, Any] = {"version": version, "cases": list(nfs_calls.LIMITS), "tree": str(kernel())}
+    job |= {"count": nfs_calls.FEW, "rounds": nfs_calls.ROUNDS}
+    with Guest(folder / "guest-of-calls", [disk], "torture.nfs_calls:inside", nfs=True, **job) as guest:
+        rows = guest.result(900)
+    return Row(f"RPCs a message: {version}", cases=len(rows), wrong=list(nfs_calls.beyond(version, rows)))
 
 
 # -- inside --------------------------------------------------------------------------------------------------------

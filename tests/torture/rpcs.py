@@ -29,7 +29,7 @@ KINDS = {
     "close": ("CLOSE",),
     "setattr": ("SETATTR",),
     "rename": ("RENAME",),
-    "deleg- return": ("DELEGRETURN",),
+    "delegreturn": ("DELEGRETURN",),
     "lock": ("LOCK", "LOCKT", "LOCKU", "FREE_STATEID", "NLM_TEST", "NLM_LOCK", "NLM_CANCEL", "NLM_UNLOCK"),
     "getattr": ("GETATTR",),
     "readdir": ("READDIR", "READDIRPLUS"),
