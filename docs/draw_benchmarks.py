@@ -140,9 +140,9 @@ def nfs_tables(measured: Row) -> str:
         "RPCs that clients of NFS send to the server, counted by their kernel, and NFS 3's locks by a packet socket. A",
         f"real server and two clients run in user-mode-linux; a request and its reply need {measured['rtt_ms']:g} ms.",
         f"{measured['count']} messages of 1 KiB, {measured['deep']:,} in a deep queue; `raw` is the raw loop of system",
-        "calls. What a process pays once is left out, and so is the upkeep of each minute. What a consumer asks for each",
-        "tenth of a second, and each second, is counted: on a busy machine it is more for a message and less for a",
-        "second. Drawn by [draw_benchmarks.py](../draw_benchmarks.py) from [nfs.json](nfs.json); `make bench-nfs`",
+        "calls. What a process pays once is left out, and so is the upkeep of each minute. What a consumer asks for",
+        "each tenth of a second, and each second, is counted: on a busy machine it is more for a message and less for",
+        "a second. Drawn by [draw_benchmarks.py](../draw_benchmarks.py) from [nfs.json](nfs.json); `make bench-nfs`",
         f"measures anew. Commit {', '.join(commits)}" + (f"; `before` is {', '.join(before)}." if before else "."),
     ]
     for version, rows in measured["versions"].items():
