@@ -790,7 +790,7 @@ LIMITS = {
     "send-many": (4.6, 5.6),
     "receive": (8.1, 10.1),
     "receive-full": (10.1, 12.1),
-    "claim": (1.5, 1.5),
+    "claim": (1.6, 1.6),
     "body": (3.5, 3.5),
     "ack": (3.5, 4.5),
     "history-off": (8.1, 9.1),
@@ -802,7 +802,7 @@ LIMITS = {
     "nack": (1.5, 1.5),
     "reject": (10.5, 12.5),
     "bundle": (0.1, 0.1),
-    "publish": (30.8, 35.8),
+    "publish": (33.0, 37.5),
     "subscription": (10.4, 12.5),
     "moved": (17.2, 19.2),
     "spark-stage": (3.7, 4.7),
@@ -810,7 +810,7 @@ LIMITS = {
     "idle": (135.0, 135.0),
 }
 #: How many messages it counts, and how often.
-FEW, ROUNDS = 10, 5
+FEW, ROUNDS = 10, 10
 
 
 def beyond(version: str, rows: list[Row]) -> Iterator[str]:
