@@ -202,8 +202,8 @@ class Crew:
         self._taken = mmap.mmap(-1, mmap.PAGESIZE)  # shared; a number of each process
         self._ready, self._go = os.pipe(), os.pipe()
         self._pids = []
-        for place, work in enumerate(works):
-            self._place = place
+        for index, work in enumerate(works):
+            self._index = index
             self._pids.append(fork(partial(work, self), longest=0))
         assert all(os.read(self._ready[0], 1) for _ in works)
 
@@ -215,7 +215,7 @@ class Crew:
 
     def take(self) -> None:
         """Note that this process took a message."""
-        self._numbers[self._place] += 1
+        self._numbers[self._index] += 1
 
     @property
     def over(self) -> bool:
