@@ -60,6 +60,8 @@ class ReceivePolicies:
         self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.
         self.view_is_old = False
+        #: Of processing/, while it has as many messages as `max_backlog` allows.
+        self._standstill = reading.Standstill(context.layout.processing, clock=context.clock)
         self._claimed: list[MessageFile] = []
         self._passed = self._woken = False
 
@@ -72,9 +74,11 @@ class ReceivePolicies:
         """
         self._passed = False
         with self._lock.acquire(self.waits) as alone:
-            self.decision = MAY_TAKE if alone else LOCKED
+            waited, self.decision = self.decision, MAY_TAKE if alone else LOCKED
             if alone:
                 with error_context(UNTOUCHED):
+                    if waited.why == "backlog":
+                        self._standstill.begin()
                     self._refresh()
             yield alone
         if self._passed and self._turns is not None:
@@ -91,9 +95,30 @@ class ReceivePolicies:
             self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
 
     @property
+    def have_barriers(self) -> bool:
+        """Whether the subscription may get the share of a barrier, which is in no listing of target/."""
+        return self._barrier is not None
+
+    @property
     def only_limits(self) -> bool:
         """Whether several messages may be claimed by one hold of the lock: without turns and barriers."""
         return self._turns is None and self._barrier is None
+
+    @property
+    def still_wait(self) -> bool:
+        """Whether the limit kept messages back, and processing/ has not changed since; asked without the lock."""
+        if self.decision.why != "backlog" or self._barrier is not None:
+            return False
+        with error_context(UNTOUCHED):
+            return self._standstill.lasts()
+
+    def have_nothing(self) -> None:
+        """Note that no message waits for the subscription."""
+        self.decision = MAY_TAKE
+        if self._turns is not None:
+            with error_context(UNTOUCHED):
+                self._turns.refresh(())  # it may have been passed over since it asked
+            self._turns.ask()
 
     def note(self, claim: Claim) -> None:
         """Count a claim that was made under the lock, and decide on the next one."""

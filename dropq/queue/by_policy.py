@@ -50,7 +50,12 @@ class Admission:
             return self._ahead.pop(0)
         met = raced = False
         policies = self.policies
+        if policies.still_wait:
+            return None
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
+            if file is None and not policies.have_barriers:
+                policies.have_nothing()
+                break
             if file is not None:
                 if self._others_take and not is_barrier and self._offers.is_gone(file):
                     raced = True

@@ -431,7 +431,7 @@ class Subscription:
         listings = offers.listings
         if time.monotonic() >= self._attend_at:
             self._attend()
-        if offers.is_quiet and self._admission is None:
+        if offers.is_quiet and (self._admission is None or not self._admission.policies.have_barriers):
             return None
         if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
             return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import Clock, base, drop, leave_claimed, make_queue, next_moment, reopened, take, where
 
 from dropq import Queue, Subscription
+from dropq.policies.lock import Lock
 from dropq.queue import offers
 from dropq.storage import reading
 from dropq.storage.mounts import Mount
@@ -167,3 +169,67 @@ def test_without_events_pauses_grow_with_the_wait(tmp_path: Path, monkeypatch: p
     assert asked == sorted(asked)
     assert {PAUSE, LONG_PAUSE, LONGEST_PAUSE} <= set(asked)
     assert sum(pause < LONG_PAUSE for pause in asked) < 40
+
+
+def test_a_consumer_that_a_limit_keeps_back_takes_no_lock_until_something_leaves_processing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    clock.advance(60)
+    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    queue.send_many([b"held", b"waits"])
+    held = take(reopened(queue))
+    with queue.subscribe() as subscription:
+        for _ in range(2):
+            assert subscription.receive() is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Lock, "acquire", lambda *_: pytest.fail("the lock was taken"))
+            assert subscription.receive() is None
+        next_moment(base(queue))
+        held.ack()
+        message = subscription.receive()
+        assert message is not None and message.body == b"waits"
+
+
+@pytest.mark.parametrize("options", [{"max_backlog": 3}, {"fairness_model": "round-robin"}])
+def test_a_consumer_for_whom_nothing_waits_takes_no_policy_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    queue = make_queue(tmp_path / "root", **options)
+    with queue.subscribe() as subscription:
+        with monkeypatch.context() as patch:
+            patch.setattr(Lock, "acquire", lambda *_: pytest.fail("the lock was taken"))
+            assert subscription.receive() is None
+        queue.send(b"body")
+        message = subscription.receive(timeout=5)
+        assert message is not None and message.body == b"body"
+
+
+def test_the_lock_of_a_receive_many_is_taken_once_for_all_that_the_limit_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", max_backlog=5)
+    queue.send_many([str(number) for number in range(8)])
+    taken = list[object]()
+    acquire = Lock.acquire
+    with queue.subscribe(max_backlog=None) as subscription, monkeypatch.context() as patch:
+        patch.setattr(Lock, "acquire", lambda *some: taken.append(some) or acquire(*some))
+        found = subscription.receive_many(4)
+        assert ([message.text for message in found], len(taken)) == (["0", "1", "2", "3"], 1)
+        found += subscription.receive_many(4)
+        assert [message.text for message in found] == ["0", "1", "2", "3", "4"]
+        subscription.ack_many(found)
+        assert [message.text for message in subscription.receive_many(8)] == ["5", "6", "7"]
+
+
+def test_what_was_claimed_ahead_for_a_receive_many_that_ended_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", max_backlog=5)
+    queue.send_many([b"1", b"2", b"3"])
+    with queue.subscribe(max_backlog=None) as subscription:
+        given_up = iter([True])
+        (message,) = subscription._receive_many(3, 0, lambda: next(given_up, True))
+        assert message.body == b"1"
+        assert where(queue) == {"processing": [b"1"], "target": [b"2", b"3"]}
+        assert [each.delivery_count for each in subscription.receive_many(2)] == [1, 1]
