@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,13 @@ def test_the_lock_of_a_receive_many_is_taken_once_for_all_that_the_limit_allows(
     queue.send_many([str(number) for number in range(8)])
     taken = list[object]()
     acquire = Lock.acquire
+
+    def counted(lock: Lock, before_waiting: Callable[[], None]) -> AbstractContextManager[bool]:
+        taken.append(lock)
+        return acquire(lock, before_waiting)
+
     with queue.subscribe(max_backlog=None) as subscription, monkeypatch.context() as patch:
-        patch.setattr(Lock, "acquire", lambda *some: taken.append(some) or acquire(*some))
+        patch.setattr(Lock, "acquire", counted)
         found = subscription.receive_many(4)
         assert ([message.text for message in found], len(taken)) == (["0", "1", "2", "3"], 1)
         found += subscription.receive_many(4)
