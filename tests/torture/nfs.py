@@ -26,7 +26,7 @@ from helpers import drop, until
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
 from dropq.staging.jobs import Job
 from dropq.storage import reading
-from torture import nfs_calls, nfs_locks
+from torture import nfs_calls, nfs_locks, nfs_quiet
 from torture.account import body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -271,6 +271,7 @@ def cases(clients: Clients) -> Row:
         the_first_delayed_message_is_delivered_by_the_other_client,
         a_queue_is_there_for_the_other_client_as_soon_as_it_is_made,
         *nfs_locks.CASES,
+        *nfs_quiet.CASES,
     ):
         for _ in range(TIMES):
             row.cases += 1
