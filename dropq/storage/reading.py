@@ -41,6 +41,8 @@ KIND_AGE = 10.0
 #: By folder: until when that is known, and whether a listing asks for what is there.
 _kinds: dict[str, tuple[float, bool]] = {}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: To look up names below a folder, not to list it: over NFS that asks nothing. Not every system has it.
+_PLACE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def ask_server(folder: str) -> None:
@@ -82,9 +84,9 @@ def _forget_listing(fd: int) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def open_folder(path: str) -> int:
-    """Open a folder, and return its descriptor."""
-    return os.open(path, _FOLDER)
+def open_place(path: str) -> int:
+    """Open a folder that this process has made, to reach what is in it, and return its descriptor."""
+    return os.open(path, _PLACE)
 
 
 def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
@@ -202,29 +204,22 @@ def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
 
 
 class Subfolders:
-    """The folders and links in a folder, listed again when it may have changed, each time if other hosts share it."""
+    """The folders and links in a folder, which other hosts may share; listed again when it may have changed."""
 
     def __init__(self, folder: str, clock: Clock, *, shared: bool) -> None:
         self.folder = folder
-        self._clock = clock
         self._shared = shared
         self._found: list[Subfolder] = []
-        self._changed: tuple[int, int] | None = None
+        self._standstill = Standstill(folder, clock=clock)
 
     def now(self) -> list[Subfolder]:
         """Return what lies in the folder now; the same list as before where nothing was made, renamed or removed."""
-        if self._shared:
-            return subfolders(self.folder, shared=True)
         try:
-            status = os.stat(self.folder)
-        except FileNotFoundError:
+            if not self._standstill.lasts():
+                self._standstill.begin()
+                self._found = subfolders(self.folder, shared=self._shared)
+        except FileNotFoundError:  # the folder above is missing, too
             return []
-        changed = _version(status)
-        if changed != self._changed:
-            now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after the listing is younger
-            self._found = subfolders(self.folder, shared=False)
-            # When a folder changed just now, its next change may have the same time.
-            self._changed = changed if now - changed[1] > SETTLED_NS else None
         return self._found
 
 

@@ -266,8 +266,8 @@ class Distributor:
         now = time.monotonic()
         if now >= self._refresh_at:
             with error_context("what is published waits"):
-                self._paused = self.context.paused
-                self._routes.refresh()
+                self._paused, has_routes = self.context.switches()
+                self._routes.refresh(are_there=has_routes)
                 if self._presence is not None:
                     self._presence.keep()
             self._refresh_at = now + self.context.timing.max_age

@@ -5,7 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
+from dropq.storage import reading
+from dropq.storage.mounts import Mount
 from dropq.storage.reading import Subfolders
+from dropq.storage.system_calls import Asked, ask
 
 LATER = 10_000
 
@@ -53,11 +58,30 @@ def test_a_folder_that_changed_just_now_is_listed_each_time(tmp_path: Path) -> N
         assert len(found.now()) == number + 1
 
 
-def test_a_folder_that_other_hosts_may_change_is_listed_each_time(tmp_path: Path) -> None:
+def test_a_folder_whose_mount_may_leave_its_time_is_listed_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("fuse.bindfs"))
     found = Subfolders(str(tmp_path), Ahead(LATER), shared=True)
     for number in range(300):
         (tmp_path / str(number)).mkdir()
         assert len(found.now()) == number + 1
+
+
+def test_on_nfs_one_call_tells_that_a_folder_has_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    (tmp_path / "a").mkdir()
+    found = Subfolders(str(tmp_path), Ahead(LATER), shared=True)
+    before, asked = found.now(), list[str]()
+
+    def counted(path: str) -> Asked | None:
+        asked.append(path)
+        return ask(path)
+
+    monkeypatch.setattr(reading, "ask", counted)
+    monkeypatch.setattr(reading, "subfolders", None)  # it is not called
+    assert found.now() is before
+    assert asked == [str(tmp_path)]
 
 
 def test_a_missing_folder_is_empty_until_it_is_made(tmp_path: Path) -> None:
