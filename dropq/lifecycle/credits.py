@@ -37,9 +37,11 @@ _LIMIT = 4096
 def spend(context: QueueContext, via: Via, credit: Credit) -> None:
     """Make the file of a credit; call it under the policy lock of the queue."""
     folder = f"{context.layout.credits}/{via.token}"
-    if not reading.exists(folder):
+    try:
+        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole=True)
+    except FileNotFoundError:
         context.storage.make_folder(folder)
-    context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False)
+        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole=True)
 
 
 def unspend(context: QueueContext, via: Via) -> None:
@@ -123,7 +125,7 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
 @contextmanager
 def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
     """Open, for a block, the folder of the credits that a selector has spent; yield None if it is missing."""
-    folder = None if layout is None or not token else reading.open_below(layout.base, PRIVATE, _CREDITS, token)
+    folder = None if layout is None or not token else reading.find_below(layout.base, PRIVATE, _CREDITS, token)
     try:
         yield folder
     finally:

@@ -105,7 +105,7 @@ def stays_copied(context: QueueContext, name: Name, to: QueueContext) -> str:
 
 def name_at(context: QueueContext, to: QueueContext, name: Name) -> Name:
     """Return a name as another queue can have it: without a sidecar of this root, if that queue is in another."""
-    if to.layout.home != context.layout.home:
+    if to.layout.home != context.layout.home and not name.via:  # which makes it unique
         with to.error_context("the message stays where it was"):
             alone = to.storage.refuses_to_replace(to.layout.private)
         name = name if alone else unique(name, chosen=True)  # a copy of the message may be there

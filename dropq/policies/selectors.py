@@ -163,6 +163,7 @@ class Selectors:
         self._context = context
         self._read_only = read_only
         self._circles = Circles()
+        self._files = reading.Listing(context.layout.selectors, context.clock)
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.on_circle: tuple[InUse, ...] = ()
@@ -177,7 +178,7 @@ class Selectors:
         known = {one.selector.name: one for one in self.in_use}
         found, self.unusable, self._are_known = list[InUse](), {}, True
         self.on_circle = ()
-        files = reading.names_in(self._context.layout.selectors)
+        files = self._files.names()
         self.are_removed = any(file[0] == "." and file.endswith(REMOVED) for file in files)
         for name in sorted(filter(None, map(name_of, files))):
             path = path_of(self._context, name)
@@ -259,7 +260,8 @@ class Selectors:
         moving = [one for one in asked if one.selector.op != "copy"]
         if not asked and (default := self.of_role("default")) is not None:
             moving = [default]
-        moving.sort(key=lambda one: (one.busy + one.foreseen, one.selector.name))
+        if len(moving) > 1:
+            moving.sort(key=lambda one: (one.busy + one.foreseen, one.selector.name))
         if is_copied(self._context.layout.private, file.name):
             return Choice([], moving, stays=bool(copying))
         return Choice(copying, moving, stays=False)

@@ -52,7 +52,8 @@ class Mover:
         self._moves = Moves(context)
         self._planner = Planner(context)
         self.selectors = self._planner.selectors
-        self._lock = PolicyLock(context)
+        self._lock = PolicyLock(context, keeps_open=True)
+        self._made = set[str]()
         self._owners = router_claims()
         self.moved: Counter[str] = Counter()
         self.blocked_by = ""
@@ -61,14 +62,19 @@ class Mover:
         """Read the selectors again."""
         self._planner.refresh()
         for one in self.selectors.in_use:
-            if one.selector.credit is not None and not reading.exists(one.folder):
+            if one.selector.credit is not None and one.folder not in self._made:
                 self._context.storage.make_folder(one.folder)  # so that a watch sees when a credit is free again
+                self._made.add(one.folder)
 
     @property
     def credit_folders(self) -> list[str]:
         """The folders of its selectors' credits: when a file leaves one of them, a credit is free again."""
         folders = (one.folder for one in self.selectors.in_use if one.selector.credit is not None)
         return list(filter(reading.exists, folders))
+
+    def rest(self) -> None:
+        """Close the file of its lock, until it moves a message again."""
+        self._lock.close()
 
     def take(self, file: MessageFile) -> bool:
         """Do what the selectors say with a waiting message; return whether it has left target/.

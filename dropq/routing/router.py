@@ -111,6 +111,7 @@ class Router:
         try:
             self._route(stopped)
         finally:
+            self._mover.rest()
             with self._context.error_context("the messages wait for the next router, or a sweep"):
                 self._carriers.run()
 
@@ -260,9 +261,9 @@ class Router:
         """Return whether a route or a selector is in use, and the queue is not paused; read that after `max_age`."""
         if time.monotonic() >= self._refresh_at:
             with self._context.error_context(UNTOUCHED):
-                self._offers.routes.refresh()
+                self._paused, has_routes = self._context.switches()
+                self._offers.routes.refresh(are_there=has_routes)
                 self._mover.refresh()
-                self._paused = self._context.paused
             self._refresh_at = time.monotonic() + self._context.timing.max_age
         return bool(self._offers.routes.in_use or self._mover.selectors.in_use) and not self._paused
 

@@ -34,9 +34,6 @@ class Unroutable:
     """Decides which of a queue's waiting messages are unroutable, of those that no selector takes.
 
     If `read_only`, it writes nothing, and returns what the next router will find.
-
-    Attributes:
-        has_subscriptions: whether anybody was subscribed at the last refresh.
     """
 
     def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
@@ -48,11 +45,18 @@ class Unroutable:
         self._gaps: list[tuple[int, int]] = []  # when a router ran last before each, and first after it
         self._refused = ""
         self._is_noted = True
-        self.has_subscriptions = False
+        self._has_subscriptions: bool | None = None
 
     def refresh(self) -> None:
-        """Read again whether anybody is subscribed."""
-        self.has_subscriptions = bool(liveness.known(self._context.layout.consumers))
+        """Read again, when it is asked for, whether anybody is subscribed."""
+        self._has_subscriptions = None
+
+    @property
+    def has_subscriptions(self) -> bool:
+        """Whether anybody was subscribed when it was first asked for since the last refresh."""
+        if self._has_subscriptions is None:
+            self._has_subscriptions = bool(liveness.known(self._context.layout.consumers))
+        return self._has_subscriptions
 
     def why_not(self, file: MessageFile) -> str:
         """Return why a message that no selector takes is not unroutable yet; "" if it is."""

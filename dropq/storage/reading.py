@@ -490,11 +490,24 @@ def open_below(folder: str, *names: str) -> int | None:
     Raises:
         OSError: this user may not open it; or with ELOOP or ENOTDIR, one of the names is a link, or no folder.
     """
+    return _open_below(folder, names, _FOLDER)
+
+
+def find_below(folder: str, *names: str) -> int | None:
+    """Do what `open_below` does, for a folder that will not be listed.
+
+    An NFS client opens each folder by a call, and finds it without, unless it remembers that the folder is missing.
+    """
+    found = _open_below(folder, names, _PLACE)
+    return _open_below(folder, names, _FOLDER) if found is None else found
+
+
+def _open_below(folder: str, names: Sequence[str], flags: int) -> int | None:
     fd = None
     try:
-        fd = os.open(folder, _FOLDER)
+        fd = os.open(folder, flags)
         for name in names:
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            below = os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
             os.close(fd)
             fd = below
     except OSError as error:

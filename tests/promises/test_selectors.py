@@ -23,13 +23,16 @@ from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
 from dropq.cli import main as cli
+from dropq.format.layout import QueueLayout
+from dropq.lifecycle import credits
 from dropq.lifecycle.credits import spent
 from dropq.lifecycle.settlement import Claims
-from dropq.policies import selectors
+from dropq.policies import lock, selectors
 from dropq.routing import Serving, mover, registry, router
 from dropq.routing.credit_audit import CreditAudit
 from dropq.routing.router import Router
 from dropq.storage import reading
+from dropq.storage.locks import LockFile
 from dropq.storage.reading import RESERVED_MODE
 
 
@@ -436,6 +439,31 @@ def test_a_credit_that_is_free_again_costs_no_listing(
     assert listings.count(source.layout.target) <= 3
     source.send("more")
     assert moved_on(passing, goal) == "more"
+
+
+def test_a_pass_opens_its_lock_once_and_asks_for_nothing_that_its_messages_need_not(
+    root: Root, listings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, counted = list[LockFile](), list[str]()
+
+    class Noted(LockFile):
+        def __init__(self, path: str, folder: str) -> None:
+            super().__init__(path, folder)
+            opened.append(self)
+
+    def count(layout: QueueLayout, token: str) -> list[str]:
+        counted.append(token)
+        return spent(layout, token)
+
+    source, _ = chain(lasting(root), "source", "goal", credit=10)
+    source.send_many([f"{number}" for number in range(5)])
+    monkeypatch.setattr(lock, "LockFile", Noted)
+    monkeypatch.setattr(lock, "KEPT_OPEN", 3600.0)
+    monkeypatch.setattr(credits, "spent", count)
+    assert source.route() == {"on": 5}
+    assert [file._fd for file in opened] == [-1]  # closed again: a child that is forked later has no part in the lock
+    assert len(counted) == 2  # before it tries the first, and under the lock before it spends a credit
+    assert source.layout.consumers not in listings
 
 
 def test_what_waited_for_a_credit_goes_before_what_is_behind_it(root: Root) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dropq.storage.reading import parse_json, parse_toml, read_small
+from dropq.storage.reading import find_below, parse_json, parse_toml, read_small
 
 
 @pytest.mark.parametrize("size", [0, 99, 100, 101, 100_000])
@@ -50,3 +50,30 @@ def test_names_that_are_not_utf8_are_names() -> None:
 def test_what_is_nested_deeply_is_a_wrong_value(parse: object) -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         parse("[" * 100_000 + "]" * 100_000)  # type: ignore[operator]
+
+
+def test_a_folder_that_an_nfs_client_believes_to_be_missing_is_opened_to_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    opens, asked = os.open, list[str]()
+
+    def forgetful(path: str, flags: int, **options: int) -> int:
+        if flags & os.O_PATH:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        asked.append(path)
+        return opens(path, flags, **options)
+
+    monkeypatch.setattr(os, "open", forgetful)
+    found = find_below(str(tmp_path), "a", "b")
+    assert found is not None and asked == [str(tmp_path), "a", "b"]
+    assert os.fstat(found).st_ino == (tmp_path / "a" / "b").stat().st_ino
+    os.close(found)
+
+
+def test_a_folder_is_found_below_no_link(tmp_path: Path) -> None:
+    (tmp_path / "there" / "b").mkdir(parents=True)
+    (tmp_path / "a").symlink_to("there")
+    assert find_below(str(tmp_path), "there", "b", "c") is None
+    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+        find_below(str(tmp_path), "a", "b")
