@@ -44,9 +44,12 @@ class Reasons:
 
     def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
         """Write why a file is about to move to a state, under a name; `keep` or `withdraw` says how that ended."""
-        path = self.path(state, name, inode)
-        self._storage.make_folder(os.path.dirname(path))
-        self._storage.write_small(path, content(fields, name, inode))
+        path, said = self.path(state, name, inode), content(fields, name, inode)
+        try:
+            self._storage.write_small(path, said)
+        except FileNotFoundError:
+            self._storage.make_folder(os.path.dirname(path))
+            self._storage.write_small(path, said)
 
     def adopt(self, path: str, state: str, name: str, inode: int) -> None:
         """Make a file the reason of the file that it names; do nothing if it is missing. It is not synced."""

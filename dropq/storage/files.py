@@ -289,7 +289,7 @@ class Storage:
         temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
         if by is not None:
             self.unlink(by)  # an error may have left it
-        self.write_new(temporary, data)
+        self.write_new(temporary, data, sole=by is None)
         try:
             self.replace(temporary, path)
         except BaseException:

@@ -33,6 +33,22 @@ def test_reasons_name_what_they_are_about_and_go_with_it(make: Make) -> None:
     assert found.reason["detail"] == "again"
 
 
+def test_the_folder_of_reasons_is_made_only_where_it_is_missing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, made, make_folder = make(), list[str](), Storage.make_folder
+
+    def noted(self: Storage, path: str, *, parents: bool = True, passing: bool = False) -> None:
+        made.append(path)
+        make_folder(self, path, parents=parents, passing=passing)
+
+    os.rmdir(f"{queue.layout.reasons}/error")
+    monkeypatch.setattr(Storage, "make_folder", noted)
+    for body in (b"a", b"b"):
+        queue.send(body)
+        take(queue).reject("r")
+    assert made.count(f"{queue.layout.reasons}/error") == 1
+    assert [message.reason and message.reason["detail"] for message in queue.browse("error")] == ["r", "r"]
+
+
 def detail(queue: Queue, name: str) -> object:
     """Return why the message of a name is in error/; None if nothing says it."""
     (found,) = (message for message in queue.browse("error") if message.name == name)

@@ -800,7 +800,7 @@ LIMITS = {
     "receive-many": (6.4, 7.2),
     "round-robin": (12.5, 14.5),
     "nack": (1.5, 1.5),
-    "reject": (10.5, 12.5),
+    "reject": (9.7, 10.8),
     "bundle": (0.1, 0.1),
     "publish": (26.5, 26.5),
     "subscription": (6.7, 7.0),
