@@ -77,19 +77,17 @@ class ServerClock:
     def _measure(self) -> float:
         """Return by how many seconds the server's time is ahead of the clock since boot."""
         try:
-            fd = open_file(self._probe, TOUCH)
+            try:
+                within, ahead = self._compared()
+            except FileNotFoundError:
+                os.close(open_file(self._probe, TOUCH))
+                within, ahead = self._compared()
         except OSError:
             return time.time() - _since_boot()  # not ours to write, or no root yet: use our own clock
-        try:
-            within, ahead = self._compared(fd)
-        except OSError:
-            return time.time() - _since_boot()
-        finally:
-            os.close(fd)
         own = time.time() - _since_boot()
         return ahead if abs(ahead - own) > within + CLOCK_TOLERANCE else own
 
-    def _compared(self, fd: int) -> tuple[float, float]:
+    def _compared(self) -> tuple[float, float]:
         """Touch the probe file; return the error of the measurement, and by how much the server's time is ahead.
 
         RACE: this process may be stopped in between, and another may touch the file meanwhile: the file's time still
@@ -98,8 +96,8 @@ class ServerClock:
         tries = []
         for _ in range(CLOCK_TRIES):
             before = _since_boot()
-            os.utime(fd)
-            shown = os.fstat(fd).st_mtime
+            os.utime(self._probe, follow_symlinks=False)  # an NFS server answers with the time: it is not opened
+            shown = os.lstat(self._probe).st_mtime
             after = _since_boot()
             tries.append((after - before, shown - (before + after) / 2))
             if after - before <= CLOCK_TOLERANCE:

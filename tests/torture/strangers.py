@@ -106,7 +106,7 @@ class Watch:
             elif event in self.LISTS:
                 self._used(event, args[0], follows=True, changes=False)
             for at, folder in self.CHANGES.get(event, ()):
-                follows = event in ("os.chmod", "os.utime", "os.truncate")
+                follows = event in ("os.chmod", "os.truncate")  # os.utime is told to follow no link
                 self._used(event, args[at], args[folder] if folder >= 0 else -1, follows=follows, changes=True)
         finally:
             self.on = True

@@ -71,7 +71,7 @@ def test_a_step_of_the_servers_clock_is_seen_by_leases_a_second_later_and_by_all
     def server() -> float:
         return own() + stepped + later
 
-    monkeypatch.setattr(os, "utime", lambda probe: utime(probe, (server(), server())))
+    monkeypatch.setattr(os, "utime", lambda probe, **options: utime(probe, (server(), server())))
     monkeypatch.setattr("dropq.storage.clock._since_boot", lambda: since_boot() + later)
     monkeypatch.setattr(time, "time", lambda: own() + later)
     clock.now_ms()
@@ -90,7 +90,7 @@ def test_a_sweep_takes_no_lease_for_over_that_was_made_after_the_servers_clock_w
     stepped, later = 0.0, 0.0
     utime, since_boot, own = os.utime, _since_boot, time.time
 
-    def touch(probe: int) -> None:
+    def touch(probe: str, *, follow_symlinks: bool) -> None:
         now = own() + stepped + later
         utime(probe, (now, now))
 

@@ -22,7 +22,7 @@ def test_a_step_of_this_hosts_clock_does_not_move_the_servers(
     assert 0 <= clock.now_ms() - before < 60_000
 
 
-@pytest.mark.parametrize("call", ["open", "utime", "fstat"])
+@pytest.mark.parametrize("call", ["utime", "lstat"])
 @pytest.mark.parametrize("ahead", [0.0, 3600.0])
 def test_a_process_that_is_stopped_while_it_measures_the_servers_clock_tells_the_right_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, ahead: float
@@ -35,7 +35,7 @@ def test_a_process_that_is_stopped_while_it_measures_the_servers_clock_tells_the
     def server() -> float:
         return own() + slept[0]
 
-    def touch(probe: int | Path) -> None:
+    def touch(probe: str | Path, *, follow_symlinks: bool = False) -> None:
         utime(probe, (server(), server()))
 
     monkeypatch.setattr(time, "time", lambda: server() + ahead)
@@ -43,14 +43,28 @@ def test_a_process_that_is_stopped_while_it_measures_the_servers_clock_tells_the
     monkeypatch.setattr(os, "utime", touch)
     real = getattr(os, call)
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any, **options: Any) -> Any:
         if not slept[0]:
             slept[0] = 30.0
             touch(probe)
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(os, call, late)
     assert abs(ServerClock(str(probe)).now_ms() - server() * 1000) < 1000
+
+
+def test_a_link_in_the_place_of_the_probe_file_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    os.utime(tmp_path / "elsewhere", (1, 1))
+    (tmp_path / "probe").symlink_to("elsewhere")
+    assert abs(ServerClock(str(tmp_path / "probe")).now_ms() - time.time() * 1000) < 60_000
+    assert (tmp_path / "elsewhere").stat().st_mtime == 1
+
+
+def test_the_probe_file_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    probe = tmp_path / "probe"
+    assert abs(ServerClock(str(probe)).now_ms() - time.time() * 1000) < 60_000
+    assert probe.read_bytes() == b""
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here goes on while a host sleeps")
