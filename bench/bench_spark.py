@@ -59,6 +59,7 @@ RATIOS = {
     "read rows, all columns": 0.85,
     "read rows, bodies alone": 1.0,
     **{f"{verb} {name}": 0.6 for verb in ("write", "read") for name in FORMATS},
+    "read jsonl": 0.75,
 }
 #: What is asked for in seconds.
 SECONDS = {"list 100,000 names": 0.2, "small job": 0.25}

@@ -49,7 +49,7 @@ from dropq.spark.options import ESCAPES
 #: line in it is a record that was settled, and no row.
 Parser = Callable[[IO[bytes], pa.Schema, bool], Iterator[pa.RecordBatch]]
 #: Bytes of text that are read at a time; a line may be longer.
-CHUNK = 256 << 10
+CHUNK = 1 << 20
 #: Bytes of the longest value that Spark or Arrow can hold, and so of a line, or a row of csv.
 LONGEST = LARGEST
 #: How many bytes of csv an error shows.
@@ -65,14 +65,15 @@ _ARROW_ERROR = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row 
 def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[pa.RecordBatch]:
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
-        decode, layout = _object(list(schema), "the row", "column "), Layout(schema)
+        decode = _object(list(schema), "the row", "column ")
+        layout = Layout(schema, lambda line: _row(line, decode) if line.strip() else None)
         for first, data in _blocks(file):
             batch = layout.read(data) if len(data) <= LONGEST else None
             if batch is not None:
                 yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
                 continue
             for number, lines in _parts(first, data):
-                rows = [_row(line, at, decode) for at, line in enumerate(lines, number) if line.strip()]
+                rows = [_row_at(at, line, decode) for at, line in enumerate(lines, number) if line.strip()]
                 if rows:
                     yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
@@ -214,10 +215,14 @@ def _utf8(line: bytes, number: int) -> str:
         raise BadBody(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def _row(line: bytes, number: int, decode: Decoder) -> Any:
+def _row(line: str, decode: Decoder) -> Any:
+    return decode(_loads(line.strip(" \t\r")))
+
+
+def _row_at(number: int, line: bytes, decode: Decoder) -> Any:
     text = _utf8(line, number)
     try:
-        return decode(_loads(text.strip(" \t\r")))
+        return _row(text, decode)
     except BadBody as error:
         raise BadBody(f"line {number}: {error}") from error
     except json.JSONDecodeError as error:

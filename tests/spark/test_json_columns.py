@@ -242,17 +242,34 @@ def test_what_is_written_fits_a_layout_wherever_nulls_are() -> None:
     )
     for wanted in (["a", "b", "c"], ["c"], ["c", "a"], ["b", "gone"]):
         schema = pa.schema([("gone", pa.string()) if name == "gone" else table.schema.field(name) for name in wanted])
-        layout = json_layout.Layout(schema)
+        layout = json_layout.Layout(schema, pytest.fail)
         batch = layout.read(written(table))
         assert batch is not None
         expected = [{name: row.get(name) for name in wanted} for row in table.to_pylist()]
         assert batch.to_pylist() == expected
 
 
+def test_odd_lines_among_many_that_fit_are_read_by_themselves_and_come_back_into_place() -> None:
+    odd = ['{"b":"NaN","a":1}', '{"a":2,"b":"NaN"}', "", '{"a":3,"c":[1],"b":0.5}', " ", '{"b":-0,"a":4}\r', '{"a":5}']
+    lines = [line for number in range(4000) for line in (f'{{"a":{number},"b":0.25}}', odd[number % 7]) if number % 3]
+    lines += ['{"a":1,"b":1}'] * 4000
+    read_line: list[str] = []
+
+    def read(line: str) -> object:
+        read_line.append(line)
+        return {"a": row["a"], "b": float(row.get("b", "nan"))} if (row := json.loads(line.strip() or "null")) else None
+
+    schema, body = pa.schema([("a", pa.int64()), ("b", pa.float64())]), "\n".join(lines).encode()
+    batch = json_layout.Layout(schema, read).read(body)
+    assert batch is not None
+    assert len(read_line) < 3000
+    assert outcome(body, schema) == outcome(body, schema, by_lines=True)
+
+
 def test_nested_values_fit_no_layout() -> None:
     table = pa.table({"a": range(4000), "b": [[1]] * 4000})
-    assert json_layout.Layout(table.schema).read(written(table)) is None
-    assert json_layout.Layout(table.select(["a"]).schema).read(written(table)) is None
+    assert json_layout.Layout(table.schema, pytest.fail).read(written(table)) is None
+    assert json_layout.Layout(table.select(["a"]).schema, pytest.fail).read(written(table)) is None
     assert outcome(written(table), table.schema) == repr(table.to_pylist())
 
 
