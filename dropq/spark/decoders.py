@@ -43,7 +43,7 @@ from dropq.spark.arrow_cast import (
     with_int96,
 )
 from dropq.spark.json_layout import Layout
-from dropq.spark.options import ESCAPES
+from dropq.spark.options import CSV, ESCAPES, CsvOptions
 
 #: A function that reads the batches of a body, in the wanted schema. If the body is what is left of a bundle, an empty
 #: line in it is a record that was settled, and no row.
@@ -78,29 +78,26 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
                     yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def read_csv(
-    file: IO[bytes], schema: pa.Schema, is_rest: bool, *, escape: str = ESCAPES[0]
-) -> Iterator[pa.RecordBatch]:
+def read_csv(file: IO[bytes], schema: pa.Schema, is_rest: bool, *, csv: CsvOptions = CSV) -> Iterator[pa.RecordBatch]:
     """Read a row from each line after the header; an empty field is null, a quoted empty field is an empty text.
 
     An empty line is null in a table with one column, unless the body is what is left of a bundle; otherwise it is
-    skipped. `escape` is what stands before a quote inside quotes: another quote, or a backslash, which also stands
-    before a backslash there.
+    skipped.
     """
     for field in schema:
         if not any(known(field.type) for known in _IN_CSV):
             raise BadBody(f"column {field.name} is {field.type}, which csv does not hold")
     names: list[str] = []
     with _refusing("csv", names):
-        blocks = _doubled_rows(file, _header_start(file), escape)
+        blocks = _doubled_rows(file, _header_start(file), csv)
         if first := next(blocks, b""):
             header = first[: _end(_FIRST_ROW, first)] + b"\n"
-            names += _open_csv([header]).schema.names
+            names += _open_csv([header], csv).schema.names
             present(names, schema)
             texts = [field.with_type(pa.string()) if _is_number(field.type) else field for field in schema]
             columns = {"column_types": pa.schema(texts), "include_columns": schema.names}
             row = 2
-            for batch in _open_csv(chain([first], blocks), skip_empty=is_rest or len(names) > 1, **columns):
+            for batch in _open_csv(chain([first], blocks), csv, skip_empty=is_rest or len(names) > 1, **columns):
                 yield from conform(_with_numbers(batch, schema, row), schema)
                 row += batch.num_rows
 
@@ -149,9 +146,9 @@ PARSERS: dict[str, Parser] = {
 }
 
 
-def parser(body_format: str, escape: str) -> Parser:
-    """Return the parser of a body format; `escape` is as for `read_csv`."""
-    return partial(read_csv, escape=escape) if body_format == "csv" else PARSERS[body_format]
+def parser(body_format: str, csv: CsvOptions) -> Parser:
+    """Return the parser of a body format."""
+    return partial(read_csv, csv=csv) if body_format == "csv" else PARSERS[body_format]
 
 
 @contextmanager
@@ -430,7 +427,8 @@ def _is_number(kind: pa.DataType) -> bool:
 # -- csv: rows are split as Arrow splits them, and numbers are read as in JSON -------------------------------------
 
 # Only at the start of a field does a quote open a quoted text, and behind the quote that ends it the field ends. In the
-# text, a quote is written twice, or behind a backslash.
+# text, a quote is written twice, or behind a backslash. Csv with another separator or quote is split with these in the
+# places of the comma and the double quote, and goes to Arrow as it was.
 _DOUBLED = rb'"[^"]*+(?>""[^"]*+)*+"(?![^,\r\n])'
 _BACKSLASHED = rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"(?![^,\r\n])'
 _ROW = rb'(?>%b|[^",\r\n][^,\r\n]*+|,)*+'
@@ -456,12 +454,15 @@ class _Dialect(NamedTuple):
         closed: matches everything before a quote that is not closed as it should be.
         behind: matches a quoted text with something behind it.
         way: the part of an error that says what to do.
+        to, back: tables by which bytes change places before the patterns are used, and after; empty for none.
     """
 
     rows: re.Pattern[bytes]
     closed: re.Pattern[bytes]
     behind: re.Pattern[bytes]
     way: str
+    to: bytes = b""
+    back: bytes = b""
 
 
 _DIALECTS = {
@@ -477,6 +478,14 @@ _DIALECTS = {
 }
 
 
+def _dialect(csv: CsvOptions) -> _Dialect:
+    """Return how to split csv; its separator and quote change places with the usual ones."""
+    own, usual = csv.sep + csv.quote, CSV.sep + CSV.quote
+    own, usual = (one + "".join(sorted({*other} - {*one})) for one, other in ((own, usual), (usual, own)))
+    tables = [bytes.maketrans(a.encode(), b.encode()) for a, b in ((own, usual), (usual, own)) if own != usual]
+    return _DIALECTS[csv.escape]._replace(**dict(zip(("to", "back"), tables, strict=False)))
+
+
 def _header_start(file: IO[bytes]) -> int:
     """Return the position of the first line that is not empty."""
     start = _text_start(file)
@@ -487,18 +496,19 @@ def _header_start(file: IO[bytes]) -> int:
     return start
 
 
-def _doubled_rows(file: IO[bytes], start: int, escape: str) -> Iterator[bytes]:
-    """Yield csv in blocks that end at the end of a row; quotes inside quotes are written twice.
+def _doubled_rows(file: IO[bytes], start: int, csv: CsvOptions) -> Iterator[bytes]:
+    """Yield csv in blocks of whole rows, with the usual separator and quote; quotes inside quotes are written twice.
 
     Raises:
         BadBody: a quoted text does not end where its field ends; or it is likely that backslashes escape its quotes.
     """
-    if escape == ESCAPES[1]:
-        for _, block in _whole_rows(file, start, _DIALECTS[escape]):
+    rows = _whole_rows(file, start, _dialect(csv))
+    if csv.escape == ESCAPES[1]:
+        for _, block in rows:
             yield _QUOTED_FIELD.sub(_doubled, block) if b"\\" in block else block
         return
     seen = False
-    for at, block in _whole_rows(file, start, _DIALECTS[escape]):
+    for at, block in rows:
         seen = _refuse_backslashes(block, at, seen=seen)
         yield block
 
@@ -537,7 +547,7 @@ def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tupl
     file.seek(start)
     data = b""
     while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # doubles the data for a long row
-        data += more
+        data += more.translate(dialect.to) if dialect.to else more
         if end := _rows_end(data, start, dialect):
             yield start, data[:end]
             data, start = data[end:], start + end
@@ -566,7 +576,8 @@ def _refuse_behind(data: bytes, opening: int, start: int, dialect: _Dialect) -> 
     Which part of it the writer meant to be in quotes nobody knows: other readers drop the quotes, or move the text.
     """
     if found := dialect.behind.match(data, opening):
-        text = data[found.end() - 2 :][:SHOWN].decode("utf-8", "replace")
+        shown = data[found.end() - 2 :][:SHOWN]
+        text = (shown.translate(dialect.back) if dialect.back else shown).decode("utf-8", "replace")
         raise BadBody(
             f"text is behind a closing quote, at byte {start + found.end() - 1}: {json.dumps(text)}; {dialect.way}"
         )
@@ -589,15 +600,23 @@ class _Blocks(io.RawIOBase):
         return next(self._blocks, b"")
 
 
-def _open_csv(blocks: Iterable[bytes], *, skip_empty: bool = False, **columns: Any) -> pa_csv.CSVStreamingReader:
+def _open_csv(
+    blocks: Iterable[bytes], csv: CsvOptions, *, skip_empty: bool = False, **columns: Any
+) -> pa_csv.CSVStreamingReader:
+    back = _dialect(csv).back
     return pa_csv.open_csv(
-        _Blocks(blocks),
+        _Blocks((block.translate(back) for block in blocks) if back else blocks),
         # One thread: with more, Arrow's errors do not say in which row.
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=LONGEST),
-        parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=skip_empty),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=csv.sep,
+            quote_char=csv.quote != "\0" and csv.quote,
+            newlines_in_values=True,
+            ignore_empty_lines=skip_empty,
+        ),
         convert_options=pa_csv.ConvertOptions(
             include_missing_columns=True,
-            null_values=[""],
+            null_values=["", csv.null],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
             **columns,

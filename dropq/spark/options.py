@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as of_class
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import types as t
 
@@ -32,15 +32,12 @@ STREAM_WRITE_OPTIONS = (
     "type", "priority", "expiresIn", "delay", "properties",
 )  # fmt: skip
 WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
-READ_OPTIONS = (
-    "root", "queue", "topic", "state", "filter", "bodyFormat", "escape", "badBodies", "corruptRecordColumn",
-    "numPartitions", "claimed",
-)  # fmt: skip
+CSV_OPTIONS = ("sep", "quote", "escape", "nullValue")
+CLAIM_OPTIONS = ("bodyFormat", *CSV_OPTIONS, "badBodies", "numPartitions")
+READ_OPTIONS = ("root", "queue", "topic", "state", "filter", *CLAIM_OPTIONS, "corruptRecordColumn", "claimed")
 STREAM_READ_OPTIONS = (
-    "root", "queue", "filter", "bodyFormat", "escape", "badBodies", "numPartitions", "maxMessagesPerTrigger",
-    "leasePeriod", "clientId",
+    "root", "queue", "filter", *CLAIM_OPTIONS, "maxMessagesPerTrigger", "leasePeriod", "clientId",
 )  # fmt: skip
-CLAIM_OPTIONS = ("bodyFormat", "escape", "badBodies", "numPartitions")
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The variable of the environment that has the root where the option `root` is missing.
@@ -103,6 +100,25 @@ _NOT_SHARED = {
 }
 #: The columns that can make a key, which is a text in the name of its message.
 _KEYS = (*_TEXT, *_INTEGERS, t.BooleanType, t.DateType)
+
+
+class CsvOptions(NamedTuple):
+    """How csv is written.
+
+    Attributes:
+        sep: the byte between fields.
+        quote: the byte around a text; NUL for none.
+        escape: what stands before a quote inside quotes: `"` for another quote, or a backslash.
+        null: what is a null without quotes, as nothing is.
+    """
+
+    sep: str = ","
+    quote: str = '"'
+    escape: str = ESCAPES[0]
+    null: str = ""
+
+
+CSV = CsvOptions()
 
 
 @dataclass(frozen=True)
@@ -225,7 +241,7 @@ class ReadOptions(Options):
     client_id: str = "spark"
     bad_bodies: str = "fail"
     corrupt_column: str = CORRUPT_COLUMN
-    escape: str = ESCAPES[0]
+    csv: CsvOptions = CSV
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -254,7 +270,7 @@ class ReadOptions(Options):
             client_id=values.get("clientid", "spark"),
             bad_bodies=_bad_bodies(values, takes=stream or "claimed" in values),
             corrupt_column=_corrupt_column(values),
-            escape=_escape(values),
+            csv=_csv(values),
         )
 
     def body_columns(self, schema: t.StructType) -> t.StructType:
@@ -417,10 +433,19 @@ def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
     return _choice(values, "badBodies", BAD_BODIES[takes])
 
 
-def _escape(values: Mapping[str, str]) -> str:
-    if "escape" in values and values.get("bodyformat") != "csv":
-        raise ConfigError("option escape needs bodyFormat=csv, where it says what stands before a quote inside quotes")
-    return _choice(values, "escape", ESCAPES)
+def _csv(values: Mapping[str, str]) -> CsvOptions:
+    for option in CSV_OPTIONS:
+        if option.lower() in values and values.get("bodyformat") != "csv":
+            raise ConfigError(f"option {option} needs bodyFormat=csv, of which it says how it is written")
+    sep = {"\\t": "\t"}.get(text := values.get("sep", CSV.sep), text)
+    quote = values.get("quote", CSV.quote) or "\0"
+    for option, character in (("sep", sep), ("quote", quote)):
+        if len(character) != 1 or not character.isascii() or character in "\r\n\\":
+            raise ConfigError(f"option {option} = {values[option]!r}: one ASCII character is allowed, and no line "
+                              "break or backslash; bodyFormat=text with Spark's from_csv reads other csv")  # fmt: skip
+    if sep == quote:
+        raise ConfigError(f"options sep and quote are both {sep!r}: give two characters")
+    return CsvOptions(sep, quote, _choice(values, "escape", ESCAPES), values.get("nullvalue", CSV.null))
 
 
 def _corrupt_column(values: Mapping[str, str]) -> str:

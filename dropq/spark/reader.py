@@ -124,7 +124,7 @@ class Rows:
                 chosen = chosen[len(in_batch) :]
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
-        parse = parser(body_format, self.options.escape)
+        parse = parser(body_format, self.options.csv)
         part, notes = files.part, BadBodyNotes(files.context, files.part.notes)
         message = MessageColumn(self.schema, files.context, part.arrivals)
         bad = bad_bodies(self.options, files.folder, message.others, is_claimed=part.is_claimed, notes=notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -198,8 +197,8 @@ def test_only_one_helper_of_the_tests_forks() -> None:
 
 # -- regular expressions -----------------------------------------------------------------------------------------
 
-#: What is compiled as it comes: pieces that hold nothing but escaped text, and a layout of jsonl.
-COMPUTED = {"'|'.join(map(translate, others))", "''.join(piece)", "layout"}
+#: What is compiled as it comes: pieces that hold nothing but escaped text.
+COMPUTED = {"'|'.join(map(translate, others))", "''.join(piece)"}
 #: Takes one character at a time, or lets nobody come back to what it took.
 WITHOUT_A_CHOICE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY", "ATOMIC_GROUP"}
 
@@ -252,18 +251,6 @@ def test_no_pattern_is_one_that_a_promised_python_gets_wrong() -> None:
         for pattern in (*compiled_in(module), *written_in(module, computed)):
             assert not possessive(pattern), f"{path}: write (?>...)*+ for (?:...)*+ in {pattern!r}"
     assert computed == COMPUTED
-
-
-def test_no_layout_of_jsonl_is_such_a_pattern() -> None:
-    pa = pytest.importorskip("pyarrow")
-    json_layout = pytest.importorskip("dropq.spark.json_layout")
-    kinds = [pa.bool_(), pa.int8(), pa.float64(), pa.string(), pa.binary(), pa.date32(), pa.decimal128(5, 2)]
-    kinds += [pa.timestamp("us"), pa.timestamp("us", "UTC")]
-    schema = pa.schema([(str(kind), kind) for kind in kinds])
-    lines = json.dumps(dict.fromkeys([*schema.names, "unwanted"])).encode() + b"\n"
-    layout = json_layout.Layout(schema)
-    assert layout.read(lines * 99).num_rows == 99
-    assert not possessive(layout._pattern.pattern)
 
 
 @pytest.mark.parametrize("pattern", [r"(?:a|ab)*+", rb"x(?:[^y]*z){2,}+", "(?:ab)?+", "(?>(?:a|b.)++c)*", "(a)*+"])

@@ -26,7 +26,7 @@ from dropq.spark import decoders
 from dropq.spark.arrow_cast import ROWS, BadBody
 from dropq.spark.decoders import CHUNK, PARSERS, read_csv
 from dropq.spark.encoders import BODIES
-from dropq.spark.options import BODY_FORMATS
+from dropq.spark.options import BODY_FORMATS, CsvOptions
 
 COLUMNAR = ("parquet", "arrow")
 NESTING = ("jsonl", *COLUMNAR)
@@ -622,6 +622,18 @@ def test_a_body_of_csv_that_is_cut_off_in_quotes_is_refused(
     assert refusal("csv", body, fields(a=pa.int64(), b=pa.string())) == said
 
 
+def test_csv_without_quotes_has_them_in_its_texts() -> None:
+    body = b'a;b\n"x;5" pipe\n"1";"\n'
+    (batch,) = read_csv(io.BytesIO(body), fields(a=pa.string(), b=pa.string()), False, csv=CsvOptions(";", "\0"))
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [('"x', '5" pipe'), ('"1"', '"')]
+
+
+def test_a_text_for_null_is_one_without_quotes_alone() -> None:
+    schema, body = fields(a=pa.int64(), b=pa.string()), b'a;b\nNULL;"NULL"\n1;NULL\n;""\n'
+    (batch,) = read_csv(io.BytesIO(body), schema, False, csv=CsvOptions(sep=";", null="NULL"))
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [(None, "NULL"), (1, None), (None, "")]
+
+
 def test_empty_lines_among_several_columns_of_csv_are_no_rows() -> None:
     schema = fields(a=pa.int64(), b=pa.string())
     rows = [{"a": 1, "b": "x\n\ny"}, {"a": None, "b": None}]
@@ -741,6 +753,34 @@ def test_rows_of_csv_are_what_arrow_takes_for_rows(rows: list[tuple[str, str, st
             assert read("csv", body, schema) == expected
 
 
+@pytest.mark.parametrize("escape", ['"', "\\"])
+@pytest.mark.parametrize(("sep", "quote"), [(";", '"'), ("\t", "'"), ('"', ","), ("'", '"'), ('"', ";")])
+@given(st.lists(st.tuples(*[st.text("a,;'\"\t\r\n\\\0", max_size=5)] * 2), max_size=6), st.integers(1, 9))
+def test_csv_with_another_separator_or_quote_is_read_as_the_usual_one_is(
+    sep: str, quote: str, escape: str, rows: list[tuple[str, str]], chunk: int
+) -> None:
+    """A row that is right in one is right in the other, with these characters in each other's places."""
+    schema, csv_options = fields(x=pa.string(), y=pa.string()), CsvOptions(sep, quote, escape)
+    table = decoders._dialect(csv_options)
+    usual = "".join(["x,y\n", *(f"{x},{y}\n" for x, y in rows)]).encode()
+
+    def outcome(body: bytes, given: CsvOptions) -> list[tuple[str | None, ...]] | str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoders, "CHUNK", chunk)
+            try:
+                batches = list(read_csv(io.BytesIO(body), schema, False, csv=given))
+            except BadBody:
+                return "refused"  # which of two errors is met first depends on the blocks
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+    def back(found: list[tuple[str | None, ...]] | str) -> list[tuple[str | None, ...]] | str:
+        if isinstance(found, str):
+            return found
+        return [tuple(cell and cell.encode().translate(table.to).decode() for cell in row) for row in found]
+
+    assert back(outcome(usual.translate(table.back), csv_options)) == outcome(usual, CsvOptions(escape=escape))
+
+
 @pytest.mark.parametrize("chunk", [CHUNK, 3])
 @pytest.mark.parametrize(
     ("escape", "row", "byte"),
@@ -762,7 +802,7 @@ def test_text_behind_a_closing_quote_of_csv_is_refused(
     monkeypatch.setattr(decoders, "CHUNK", chunk)
     for body in (b"a,b\n%s\n" % row, b"a,b\n%s" % row, b"a,b\n%s\n3,4\n" % row):
         with pytest.raises(BadBody) as caught:
-            list(read_csv(io.BytesIO(body), fields(a=pa.string(), b=pa.string()), False, escape=escape))
+            list(read_csv(io.BytesIO(body), fields(a=pa.string(), b=pa.string()), False, csv=CsvOptions(escape=escape)))
         assert str(caught.value).startswith(f"text is behind a closing quote, at byte {4 + byte}: ")
         assert "the option escape=\\" in str(caught.value) or "with escape=\\" in str(caught.value)
 
@@ -785,10 +825,13 @@ def test_csv_whose_quotes_have_backslashes_is_read_with_the_option_and_never_mov
     ]
     for written, text in rows:
         body = b'k,"t",u\n7,' + written + b"\n"
-        found = read_csv(io.BytesIO(body), schema, False, escape="\\")
+        found = read_csv(io.BytesIO(body), schema, False, csv=CsvOptions(escape="\\"))
         assert [row for batch in found for row in batch.to_pylist()] == [{"k": 7, "t": text, "u": "x"}]
     moving = rb'7,"x\"",",y"'
-    ((row,),) = [batch.to_pylist() for batch in read_csv(io.BytesIO(b"k,t,u\n" + moving), schema, False, escape="\\")]
+    ((row,),) = [
+        batch.to_pylist()
+        for batch in read_csv(io.BytesIO(b"k,t,u\n" + moving), schema, False, csv=CsvOptions(escape="\\"))
+    ]
     assert row == {"k": 7, "t": 'x"', "u": ",y"}
     for body in (b"k,t,u\n" + moving, b"k,t,u\n8,a,b\n" + moving + b"\n", b'k,t,u\n8,"a\\",b\n9,5" pipe,c\n'):
         said = refusal("csv", body, schema)

@@ -294,6 +294,10 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"bodyFormat": "json"}, "'json': jsonl, csv, parquet, arrow or text is allowed"),
         ({"bodyFormat": "csv", "escape": "/"}, r"""option escape = '/': " or \\ is allowed"""),
         ({"bodyFormat": "jsonl", "escape": '"'}, "option escape needs bodyFormat=csv"),
+        ({"bodyFormat": "csv", "sep": "||"}, r"option sep = '\|\|': one ASCII character is allowed, .*from_csv reads"),
+        ({"bodyFormat": "csv", "quote": "\u00ab"}, "option quote = '\u00ab': one ASCII character"),
+        ({"bodyFormat": "csv", "quote": ";", "sep": ";"}, "options sep and quote are both ';'"),
+        ({"bodyFormat": "text", "nullValue": "-"}, "option nullValue needs bodyFormat=csv"),
     ],
 )
 def test_options_of_a_read_that_cannot_be_used_are_refused_by_name(options: dict[str, str], said: str) -> None:

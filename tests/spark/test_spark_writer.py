@@ -407,8 +407,9 @@ def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession
 
 def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root")
-    names = ("orders", "sales", "stores", "clicks", "copies")
-    orders, sales, stores, clicks, copies = map(root.create_queue, names)
+    names = ("orders", "sales", "stores", "clicks", "copies", "visits")
+    orders, sales, stores, clicks, copies, visits = map(root.create_queue, names)
+    visits.send("# of the gate\nvisitor;at\n7;31/01/2024 10:30\nseven;31/01/2024 11:00\n# end\n")
     blocks = re.findall(r"^```python\n(.*?)^```", PAPER.read_text(), re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     exec("\n".join(blocks).replace("/tmp/", f"{tmp_path}/").replace("/mnt/queues", str(root.path)), namespace)
@@ -419,6 +420,10 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
     ]
     assert sum(pq.read_table(io.BytesIO(message.body)).num_rows for message in sales.browse()) == 1000
     assert namespace["rows"].count() == 1000
+    assert [(row.visitor, str(row.at), row.bad) for row in namespace["visits"].select("row.*").collect()] == [
+        (7, "2024-01-31 10:30:00", None),
+        (None, "2024-01-31 11:00:00", "seven;31/01/2024 11:00"),
+    ]
     assert sorted(message.properties["store"] for message in stores.browse(filter="store <> '6'")) == list("012345")
     assert sum(message.record_count or 0 for message in clicks.browse()) == 5000
     assert sorted(message.text for message in orders.browse()) == list("01234")  # by the stream out
