@@ -111,6 +111,8 @@ class Journal:
         #: The batches that this run holds; their messages by their batch keys.
         self._batches: dict[int, dict[str, Message]] = {}
         self._subscription = subscription
+        #: How many messages this run has rejected for their bodies.
+        self.rejected = 0
         self._has_adopted_leftovers = False
         self._run = f"{self._folder}/{_RUN}{subscription.id}"
         refuse_links([self._folder])
@@ -142,12 +144,13 @@ class Journal:
 
     # -- making and reading batches ----------------------------------------------------------------------------------
 
-    def next_batch(self, batch: int, limit: int | None) -> int:
+    def next_batch(self, batch: int, limit: int | None, max_bytes: int | None = None) -> int:
         """Make a batch of waiting messages, unless the batch exists; return how many messages it has.
 
         Args:
             batch: one more than the last settled batch.
             limit: the most messages; None for all that wait. Messages that an earlier run claimed may exceed it.
+            max_bytes: of bodies, after which no other message is claimed; None for any number.
 
         Raises:
             DropqError: another run of the stream began later.
@@ -159,27 +162,31 @@ class Journal:
                 return len(keys)
             messages = {} if self._has_adopted_leftovers else self._adopt_leftovers()
             self._has_adopted_leftovers = False  # an error below would leave claims that are in no batch
-            messages |= self._claim(limit, besides=len(messages))
+            messages |= self._claim(limit, max_bytes, besides=len(messages))
             if messages:
                 self._write(batch, messages)
                 self._batches[batch] = messages
             self._has_adopted_leftovers = True
             return len(messages)
 
-    def _claim(self, limit: int | None, *, besides: int) -> dict[str, Message]:
+    def _claim(self, limit: int | None, max_bytes: int | None, *, besides: int) -> dict[str, Message]:
         subscription = self._subscription
         most = sys.maxsize if limit is None else limit - besides
         if subscription.max_backlog is not None:
             most = min(most, subscription.max_backlog - len(subscription.held))
         if most < 1:
             return {}
+        messages: list[Message] = []
+        left = sys.maxsize if max_bytes is None else max_bytes
+        at_once = most if max_bytes is None else 1
         try:
-            messages = subscription.receive_many(most)
+            while len(messages) < most and left > 0 and (found := subscription.receive_many(at_once)):
+                messages += found
+                left = left - found[0].size() if at_once == 1 else 0
         except DropqError as error:
-            if not besides:
+            if not (besides or messages):
                 raise
-            log.warning("%s", error)  # the messages of an earlier run must not wait for this
-            return {}
+            log.warning("%s", error)  # what this run or an earlier one has claimed must not wait for this
         return {batch_key(message.file): message for message in messages}
 
     def _adopt_leftovers(self) -> dict[str, Message]:
@@ -194,6 +201,14 @@ class Journal:
                 with suppress(FileNotFoundError):  # RACE: it was settled, which its renewal finds
                     claim.body = self._context.settling.version(claim.path)  # the run that claimed it gave it to nobody
         return self._adopt(by_key)
+
+    def size(self, batch: int) -> int:
+        """Return how many bytes the bodies of a batch have that this run holds, without those that are gone."""
+        size = 0
+        for message in self._batches.get(batch, {}).values():
+            with suppress(DropqError):
+                size += message.size()
+        return size
 
     def messages(self, batch: int) -> list[Message]:
         """Return the messages of a batch, held by this run: always the same, but for those that others have settled."""
@@ -292,6 +307,7 @@ class Journal:
         lost = {key for key, message in messages.items() if message.state == "processing"}
         again = self._claim_again(lost, self._bodies(batch) if lost else {})
         rejected += _settle(again, reasons)
+        self.rejected += len(rejected)
         if rejected:
             log.warning("batch %d of %s: %d of %d messages were rejected for their bodies, such as %s: see error/",
                         batch, self._folder, len(rejected), len(messages), rejected[0].id)  # fmt: skip

@@ -45,7 +45,7 @@ SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items
 #: The column with what is known of the message that a row of a body came from, and the fields that it may have.
 MESSAGE = "_message"
 MESSAGE_FIELDS: dict[str, t.DataType] = {
-    **{name: COLUMNS[name] for name in ("id", "priority", "type", "properties", "timestamp", "path")},
+    **{name: kind for name, kind in COLUMNS.items() if name != "value"},
     "receipt": t.StringType(),
 }
 
@@ -250,14 +250,18 @@ class MessageColumn:
         self.others = schema if self._at < 0 else schema.remove(self._at)
 
     def added_to(
-        self, batches: Iterator[pa.RecordBatch], state: str, folder: str, file: str
+        self, batches: Iterator[pa.RecordBatch], state: str, folder: str, file: str, length: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a body, which have the columns `others`, with the column if it is wanted."""
+        """Yield the batches of a body, which have the columns `others`, with the column if it is wanted.
+
+        Args:
+            length: of the body, in bytes; None for a message that has left the read.
+        """
         if self._at < 0:
             yield from batches
             return
         kind = self._schema.field(self._at).type
-        message = pa.scalar(self._message(state, folder, file), kind)
+        message = pa.scalar({**self._message(state, folder, file), "state": state, "length": length}, kind)
         for batch in batches:
             if batch.num_rows:  # Arrow repeats nothing no times
                 columns = batch.columns

@@ -482,8 +482,10 @@ def _dialect(csv: CsvOptions) -> _Dialect:
     """Return how to split csv; its separator and quote change places with the usual ones."""
     own, usual = csv.sep + csv.quote, CSV.sep + CSV.quote
     own, usual = (one + "".join(sorted({*other} - {*one})) for one, other in ((own, usual), (usual, own)))
-    tables = [bytes.maketrans(a.encode(), b.encode()) for a, b in ((own, usual), (usual, own)) if own != usual]
-    return _DIALECTS[csv.escape]._replace(**dict(zip(("to", "back"), tables, strict=False)))
+    if own == usual:
+        return _DIALECTS[csv.escape]
+    to, back = (bytes.maketrans(a.encode(), b.encode()) for a, b in ((own, usual), (usual, own)))
+    return _DIALECTS[csv.escape]._replace(to=to, back=back)
 
 
 def _header_start(file: IO[bytes]) -> int:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as of_class
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from pyspark.sql import types as t
@@ -34,9 +35,12 @@ STREAM_WRITE_OPTIONS = (
 WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
 CSV_OPTIONS = ("sep", "quote", "escape", "nullValue")
 CLAIM_OPTIONS = ("bodyFormat", *CSV_OPTIONS, "badBodies", "numPartitions")
-READ_OPTIONS = ("root", "queue", "topic", "state", "filter", *CLAIM_OPTIONS, "corruptRecordColumn", "claimed")
+READ_OPTIONS = (
+    "root", "queue", "topic", "state", "filter", "sentAfter", "sentBefore", *CLAIM_OPTIONS, "corruptRecordColumn",
+    "claimed",
+)  # fmt: skip
 STREAM_READ_OPTIONS = (
-    "root", "queue", "filter", *CLAIM_OPTIONS, "maxMessagesPerTrigger", "leasePeriod", "clientId",
+    "root", "queue", "filter", *CLAIM_OPTIONS, "maxMessagesPerTrigger", "maxBytesPerTrigger", "leasePeriod", "clientId",
 )  # fmt: skip
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
@@ -227,7 +231,7 @@ class ReadOptions(Options):
     """The options of a read, or of a stream that is read.
 
     `claimed` names a claiming batch: its subscription and the number of its messages. `task_messages` is the fewest
-    messages that are worth a task.
+    messages that are worth a task. `sent_after` and `sent_before` are in ms since 1970.
     """
 
     states: tuple[str, ...]
@@ -242,6 +246,9 @@ class ReadOptions(Options):
     bad_bodies: str = "fail"
     corrupt_column: str = CORRUPT_COLUMN
     csv: CsvOptions = CSV
+    max_bytes: int | None = None
+    sent_after: int | None = None
+    sent_before: int | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -271,6 +278,9 @@ class ReadOptions(Options):
             bad_bodies=_bad_bodies(values, takes=stream or "claimed" in values),
             corrupt_column=_corrupt_column(values),
             csv=_csv(values),
+            max_bytes=_count(values, "maxBytesPerTrigger", 15),
+            sent_after=_time(values, "sentAfter"),
+            sent_before=_time(values, "sentBefore"),
         )
 
     def body_columns(self, schema: t.StructType) -> t.StructType:
@@ -415,8 +425,8 @@ def _claimed(values: Mapping[str, str]) -> str | None:
         return None
     if not re.fullmatch(r"[^:]+:[0-9]+", claimed):
         raise ConfigError(f"option claimed = {claimed!r}: only dropq.spark.claim sets this option, for its own batch")
-    for option in ("state", "filter"):
-        if option in values:
+    for option in ("state", "filter", "sentAfter", "sentBefore"):
+        if option.lower() in values:
             raise ConfigError(f"option {option} has no effect on the batch of dropq.spark.claim: leave it out")
     return claimed
 
@@ -482,6 +492,21 @@ def _period(values: Mapping[str, str], option: str) -> float | None:
     return seconds
 
 
+def _time(values: Mapping[str, str], option: str) -> int | None:
+    text = values.get(option.lower())
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        said = (
+            f"option {option} = {text!r:.40}: a time such as 2026-11-28T19:00:00Z is allowed, in UTC if it has no zone"
+        )
+        raise ConfigError(said) from error
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return (aware - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
 def _named(values: Mapping[str, str], option: str) -> str | None:
     value = values.get(option.lower())
     if value is not None and not value.strip():
@@ -513,12 +538,12 @@ def _choice(values: Mapping[str, str], option: str, allowed: tuple[str, ...]) ->
     return value
 
 
-def _count(values: Mapping[str, str], option: str) -> int | None:
+def _count(values: Mapping[str, str], option: str, digits: int = 9) -> int | None:
     text = values.get(option.lower())
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise ConfigError(f"option {option} = {text!r:.40}: a whole number from 1 to 999999999 is allowed")
+    if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
+        raise ConfigError(f"option {option} = {text!r:.40}: a whole number from 1 to {'9' * digits} is allowed")
     return int(text)
 
 

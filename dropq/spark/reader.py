@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -42,6 +42,8 @@ log = logging.getLogger("dropq")
 #: The most messages of a batch, and the bytes of bodies after which a batch ends.
 BATCH_MESSAGES = 5000
 BATCH_BYTES = 32 << 20
+#: The most messages whose bodies are divided among tasks by their bytes, and the bytes that opening one counts for.
+SIZED, OPENING = 10_000, 16 << 10
 #: The rows of small bodies that are joined into one batch.
 BATCH_ROWS = 10_000
 
@@ -70,20 +72,50 @@ class Part(InputPartition):
     notes: str = ""
 
 
+class Share(NamedTuple):
+    """What a task reads: so many messages; or so many bytes, if `sizes` has those of the files."""
+
+    most: int
+    sizes: Mapping[str, int]
+
+
+def share(context: QueueContext, planned: Iterable[tuple[str, Planned]], options: ReadOptions) -> Share:
+    """Return what a task reads of all planned files, each with its state."""
+    found = [(file, state) for state, files in planned for file in files.names]
+    if options.body_format is None or not options.partitions < len(found) <= SIZED:
+        return Share(max(options.task_messages, -(-len(found) // options.partitions)), {})
+    sizes = {file: OPENING + _bytes_of(f"{context.layout.folder(state)}/{file}") for file, state in found}
+    return Share(-(-sum(sizes.values()) // options.partitions), sizes)
+
+
+def _bytes_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:  # RACE: it moved on; the task looks for it
+        return 0
+
+
+def _cut(files: Sequence[str], share: Share) -> Iterator[list[str]]:
+    chosen: list[str] = []
+    size = 0
+    for file in files:
+        chosen.append(file)
+        size += share.sizes.get(file, 1)
+        if size >= share.most:
+            yield chosen
+            chosen, size = [], 0
+    if chosen:
+        yield chosen
+
+
 def parts(
-    state: str, files: Planned, size: int, mark: str, *, is_claimed: bool = False, notes: str = ""
+    state: str, files: Planned, share: Share, mark: str, *, is_claimed: bool = False, notes: str = ""
 ) -> Iterator[Part]:
-    """Yield the planned files in parts of a size."""
-    for start in range(0, len(files.names), size):
-        chosen = list(files.names[start : start + size])
+    """Yield the planned files of a state in parts for tasks."""
+    for chosen in _cut(files.names, share):
         arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
         identities = {name: files.identities[name] for name in chosen if name in files.identities}
         yield Part(state, chosen, arrivals, identities, mark, is_claimed, notes)
-
-
-def part_size(messages: int, options: ReadOptions) -> int:
-    """Return how many of all the messages a task reads."""
-    return max(options.task_messages, -(-messages // options.partitions))
 
 
 class Rows:
@@ -135,7 +167,7 @@ class Rows:
                 continue
             with body:
                 found = bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
-                yield from message.added_to(found, part.state, files.folder, file)
+                yield from message.added_to(found, part.state, files.folder, file, os.fstat(body.fileno()).st_size)
         bad.report()
 
 
@@ -301,14 +333,28 @@ class QueueReader(Rows, DataSourceReader):
         else:
             states, filter = self.options.states, self.options.filter
             check_words(context, filter, states)
-            planned = plan(context, states, lambda state: browsing.listed_names(context, state, filter))
-        size = part_size(sum(len(files.names) for files in planned.values()), self.options)
+            planned = plan(context, states, lambda state: self._listed(context, state, filter))
+        each = share(context, planned.items(), self.options)
         mark, notes = mark_of(context), bad_body_notes(context, claimed).folder if claimed else ""
         return [
             part
             for state, files in planned.items()
-            for part in parts(state, files, size, mark, is_claimed=claimed is not None, notes=notes)
+            for part in parts(state, files, each, mark, is_claimed=claimed is not None, notes=notes)
         ]
+
+    def _listed(self, context: QueueContext, state: str, filter: str | None) -> browsing.ListedFiles:
+        """List the messages of a state that were sent when they are wanted."""
+        found = browsing.listed_names(context, state, filter)
+        after, before = self.options.sent_after, self.options.sent_before
+        if after is None and before is None:
+            return found
+
+        def is_wanted(file: str) -> bool:
+            name = context.sidecars.file(file).name
+            sent = name.timestamp or name.since or found.arrivals.get(file, 0)
+            return (after is None or sent > after) and (before is None or sent < before)
+
+        return found._replace(names=[file for file in found.names if is_wanted(file)])
 
 
 def bad_body_notes(context: QueueContext, claimed: str) -> BadBodyNotes:

@@ -26,7 +26,7 @@ from dropq.queue.subscription import Subscription
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.spark.planned import mark_of
-from dropq.spark.reader import Rows, listed, part_size, parts
+from dropq.spark.reader import Rows, listed, parts, share
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
@@ -86,6 +86,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         self._journal: Journal | None = None
         self._renewer: LeaseRenewer | None = None
         self._latest: Offset | None = None
+        self._progress: dict[str, int] = {}
         self._backlog: Backlog | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
@@ -112,17 +113,18 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._journal_at(start)
         journal.settle(start["batch"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        has_more = journal.next_batch(start["batch"] + 1, most)
+        has_more = journal.next_batch(start["batch"] + 1, most, self.options.max_bytes)
         self._latest = {**start, "batch": start["batch"] + 1} if has_more else start
+        self._progress = {"bytes": journal.size(self._latest["batch"]) if has_more else 0, "rejected": journal.rejected}
         return self._latest
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the last batch and what waits behind it, for the query's progress."""
+        """Return the last batch and its bytes, how many were rejected before, and what waits, for the progress."""
         if self._latest is None:
             return None
         self._backlog = self._backlog or Backlog(self.options.open().context)
         try:
-            return {**self._latest, **self._backlog.report()}
+            return {**self._latest, **self._progress, **self._backlog.report()}
         except OSError as error:  # a report is no reason to end a query
             log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
             return None
@@ -134,12 +136,12 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._journal_at(end)
         context, batches = self.options.open().context, range(first, end["batch"] + 1)
         waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
-        size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
+        each = share(context, (("processing", files) for files in waiting.values()), self.options)
         mark = mark_of(context)
         return [
             part
             for batch, files in waiting.items()
-            for part in parts("processing", files, size, mark, is_claimed=True, notes=self._notes(journal, batch))
+            for part in parts("processing", files, each, mark, is_claimed=True, notes=self._notes(journal, batch))
         ]
 
     def _notes(self, journal: Journal, batch: int) -> str:

@@ -144,15 +144,32 @@ def test_the_progress_of_a_query_says_what_waits_and_since_when(
 ) -> None:
     fill(queue, 5)
     times = [message.timestamp for message in queue.browse()]
+    first, second, third, fourth, last = [message.size() for message in queue.browse()]
+    sizes = [first + second, third + fourth, last]
     query = ended(
         work(stream(spark, queue, maxMessagesPerTrigger=2), checkpoint, lambda frame, batch: frame.foreach(print))
     )
     reports = [json.loads(p.sources[0].latestOffset) for p in query.recentProgress if p.numInputRows]
     assert [(report["batch"], report["waiting"]) for report in reports] == [(1, 3), (2, 1), (3, 0)]
+    assert [report["bytes"] for report in reports] == sizes
     said = [report["oldest"] for report in reports]
     assert said == [*(time.isoformat(timespec="milliseconds").replace("+00:00", "Z") for time in times[2::2]), None]
     ends = {json.loads(p.sources[0].endOffset)["stream"] for p in query.recentProgress}
     assert {report["stream"] for report in reports} == ends
+
+
+def test_a_batch_has_few_bytes_and_the_progress_says_how_many_bodies_were_rejected(
+    spark: SparkSession, queue: Queue, checkpoint: Path
+) -> None:
+    bodies = ['{"a": 1}\n', "no json", '{"a": 2}\n' * 100, '{"a": 3}\n', '{"a": 4}\n']
+    queue.send_many(bodies)
+    given = {"bodyFormat": "jsonl", "badBodies": "reject", "maxBytesPerTrigger": "16"}
+    found: list[list[int]] = []
+    reader = spark.readStream.format("dropq").options(root=str(queue.root.path), queue="q", **given).schema("a int")
+    query = ended(work(reader.load(), checkpoint, lambda frame, batch: found.append([a for (a,) in frame.collect()])))
+    assert found == [[1], [2] * 100, [3, 4]]
+    reports = [json.loads(p.sources[0].latestOffset) for p in query.recentProgress if p.numInputRows]
+    assert [(report["bytes"], report["rejected"]) for report in reports] == [(16, 0), (900, 1), (18, 1)]
 
 
 def test_a_backlog_counts_messages_alone_and_lists_a_large_queue_seldom(

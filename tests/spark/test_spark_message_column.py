@@ -171,7 +171,7 @@ def test_without_body_format_the_columns_of_the_message_are_named_themselves() -
 
 
 @pytest.mark.parametrize("body_format", ["csv", "parquet", "arrow"])
-@pytest.mark.parametrize(("name", "way"), [("path", "_message.path"), ("Priority", "_message.priority"), ("state", "")])
+@pytest.mark.parametrize(("name", "way"), [("path", "_message.path"), ("Priority", "_message.priority"), ("value", "")])
 def test_a_column_of_messages_that_a_body_lacks_is_refused_with_the_way(
     queue: Queue, body_format: str, name: str, way: str
 ) -> None:

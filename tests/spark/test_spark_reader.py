@@ -298,6 +298,8 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"bodyFormat": "csv", "quote": "\u00ab"}, "option quote = '\u00ab': one ASCII character"),
         ({"bodyFormat": "csv", "quote": ";", "sep": ";"}, "options sep and quote are both ';'"),
         ({"bodyFormat": "text", "nullValue": "-"}, "option nullValue needs bodyFormat=csv"),
+        ({"sentAfter": "yesterday"}, "option sentAfter = 'yesterday': a time such as 2026-11-28T19:00:00Z is allowed"),
+        ({"maxBytesPerTrigger": "1"}, "option maxbytespertrigger is unknown"),
     ],
 )
 def test_options_of_a_read_that_cannot_be_used_are_refused_by_name(options: dict[str, str], said: str) -> None:
@@ -434,6 +436,38 @@ def test_messages_are_shared_out_over_tasks(spark: SparkSession, queue: Queue) -
     found = rows.collect()
     assert sorted(int(row["value"]) for row in found) == list(range(2501))
     assert sorted(sum(row["part"] == part for row in found) for part in range(4)) == [1, 500, 1000, 1000]
+
+
+def test_bodies_are_shared_out_over_tasks_by_their_bytes(queue: Queue) -> None:
+    sizes = [10, 10, 2_000_000, 10, 10, 1_000_000, 900_000, 10]
+    queue.send_many(b"x" * size for size in sizes)
+
+    def shares(**options: str) -> list[int]:
+        given = {"root": str(queue.root.path), "queue": "q", "bodyFormat": "text", **options}
+        parts: list[Any] = QueueReader(ReadOptions.parse(given), struct("line string")).partitions()
+        return [len(part.files) for part in parts]
+
+    assert shares(numPartitions="2") == [3, 5]
+    assert shares(numPartitions="4") == [3, 3, 2]
+    assert shares(numPartitions="8") == shares() == [1] * 8
+
+
+def test_messages_may_be_chosen_by_when_they_were_sent(queue: Queue) -> None:
+    for name in (
+        "4.1700000000000000-0000000001.T",
+        "4.1700000001000000-0000000001.T.....nS=1",
+        "4.1700000002000000-0000000001.T",
+    ):
+        drop(queue, name, name[10:12].encode())
+    drop(queue, "report.csv", b"later")
+    middle = "2023-11-14T22:13:21"
+    for options, found in (
+        ({"sentAfter": middle}, [b"02", b"later"]),
+        ({"sentBefore": f"{middle}Z"}, [b"00"]),
+        ({"sentAfter": f"{middle}.000-01:00"}, [b"later"]),
+        ({"sentAfter": "2023-11-14T22:13:20.999", "sentBefore": "2023-11-14T22:13:21.001"}, [b"01"]),
+    ):
+        assert sorted(bodies(list(read_here(queue, **options)))) == found
 
 
 def test_a_task_hands_over_batches_of_bounded_size(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
