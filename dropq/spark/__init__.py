@@ -7,10 +7,10 @@ from typing import Any
 
 from dropq.spark.session import Java, find_java, require_pyspark, session
 
-__all__ = ["Java", "claim", "find_java", "register", "session"]
+__all__ = ["Java", "claim", "find_java", "infer", "register", "session"]
 
 #: Names that are imported on first use, as their modules import pyspark.
-_LAZY = {"register": "dropq.spark.datasource", "claim": "dropq.spark.claim_batch"}
+_LAZY = {"register": "dropq.spark.datasource", "claim": "dropq.spark.claim_batch", "infer": "dropq.spark.inference"}
 
 
 def __getattr__(name: str) -> Any:

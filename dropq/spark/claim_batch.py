@@ -71,7 +71,7 @@ def claim(
         raise ValueError(
             f"claim() takes up to n messages, and n is {n!r}: give a whole number from 1; nothing was claimed"
         )
-    queue = _found(queue, root)
+    queue = find_queue(queue, root)
     check_semantics(queue.context)
     rejects = by_name(options, CLAIM_OPTIONS, "claim()").get("badbodies") == "reject"
     _options(queue, "claim:0", options)  # check them before anything is claimed
@@ -102,18 +102,18 @@ def claim(
         )
 
 
-def _found(queue: Queue | str, root: str | os.PathLike[str] | None) -> Queue:
-    """Return the queue that `claim` is to take from."""
+def find_queue(queue: Queue | str, root: str | os.PathLike[str] | None, verb: str = "claim()") -> Queue:
+    """Return the queue that is given, or named."""
     if isinstance(queue, Queue):
         if root is not None:
             raise ValueError(
-                f"claim() takes a root only with the name of a queue: {queue!r} has one; nothing was claimed"
+                f"{verb} takes a root only with the name of a queue: {queue!r} has one; nothing was claimed"
             )
         return queue
     path = root or os.environ.get(ROOT_VARIABLE)
     if not path:
         raise ConfigError(
-            f"claim() takes the queue {queue!r} by its name, and does not know the root: give root=..., or set "
+            f"{verb} takes the queue {queue!r} by its name, and does not know the root: give root=..., or set "
             f"{ROOT_VARIABLE}; nothing was claimed"
         )
     return Root(path).queue(queue)

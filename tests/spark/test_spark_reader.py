@@ -32,7 +32,7 @@ from dropq import ConfigError, DropqError, LeaseLost, Message, NoSuchMessage, No
 from dropq.format.layout import STATES
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
-from dropq.spark import planned
+from dropq.spark import infer, planned
 from dropq.spark.columns import COLUMNS, check_columns
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import BODY_FORMATS, ReadOptions
@@ -1318,3 +1318,32 @@ def test_the_module_that_spark_looks_for_is_installed() -> None:
     import pyspark_dropq
 
     assert pyspark_dropq.DefaultSource is DropqDataSource
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_inferred_from_what_waits_and_reads_it(spark: SparkSession, queue: Queue) -> None:
+    make = queue.root.create_queue
+    lines, table, columns = make("lines"), make("table"), make("columns")
+    with pytest.raises(NoSuchMessage, match="no message waits in queue lines"):
+        infer(spark, lines)
+    lines.send('{"a":1,"b":{"c":[1.5]}}\n{"a":2,"d":true}\n')
+    lines.send('{"a":null,"e":"2024-01-01T00:00:00Z"}')
+    lines.send('{"later":1}')
+    table.send("n;day;at\n1;2024-01-31;2024-01-31 10:00:00\nNULL;;\n2.5;;\n", type="csv")
+    frame = spark.sql("select 1L n, timestamp_ntz'2024-01-31 10:00:00' at, timestamp'2024-01-31 10:00:00' then, 1.25 p")
+    frame.write.format("dropq").mode("append").options(
+        root=str(queue.root.path), queue="columns", messagePer="partition", bodyFormat="parquet"
+    ).save()
+    for waiting, options, found, rows in (
+        (lines, {}, "struct<a:bigint,b:struct<c:array<double>>,d:boolean,e:string>", 4),
+        (table, {"sep": ";", "nullValue": "NULL"}, "struct<n:double,day:date,at:string>", 3),
+        (columns, {}, "struct<n:bigint,at:timestamp_ntz,then:timestamp,p:decimal(3,2)>", 1),
+    ):
+        schema = infer(spark, waiting.name, 2, root=queue.root.path, **options)
+        assert schema.simpleString() == found
+        body_format = next(waiting.browse()).type or "jsonl"
+        reader = spark.read.format("dropq").options(root=str(queue.root.path), queue=waiting.name, **options)
+        assert len(reader.option("bodyFormat", body_format).schema(schema).load().collect()) == rows
+        assert waiting.counts()["processing"] == 0
