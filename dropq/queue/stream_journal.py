@@ -169,7 +169,7 @@ class Journal:
             self._has_adopted_leftovers = True
             return len(messages)
 
-    def _claim(self, limit: int | None, max_bytes: int | None, *, besides: int) -> dict[str, Message]:
+    def _claim(self, limit: int | None, max_bytes: int | None = None, *, besides: int) -> dict[str, Message]:
         subscription = self._subscription
         most = sys.maxsize if limit is None else limit - besides
         if subscription.max_backlog is not None:

@@ -57,7 +57,7 @@ def claim(
         timeout: how long to wait for the first message: 0 looks once, None waits for ever.
         filter: claim only messages that match.
         schema: the columns of the data frame, as for a read; None takes all columns of a message.
-        options: further options of a read: bodyFormat, badBodies, numPartitions.
+        options: further options of a read: bodyFormat, those of csv, badBodies, numPartitions.
 
     Raises:
         ValueError: n is no number of messages; or a root is given, although the queue has one.

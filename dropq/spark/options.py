@@ -44,6 +44,9 @@ STREAM_READ_OPTIONS = (
 )  # fmt: skip
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
+#: Options of Spark's own readers of lines that its functions for one line take, too.
+_OF_FUNCTIONS = frozenset({"comment", "timestampformat", "timestampntzformat", "dateformat", "mode",
+                           "columnnameofcorruptrecord"})  # fmt: skip
 #: The variable of the environment that has the root where the option `root` is missing.
 ROOT_VARIABLE = "DROPQ_ROOT"
 #: What a job id may have in braces, for the tasks to fill in: those of a batch in foreachBatch, and of a claim's block.
@@ -316,6 +319,8 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
         if key not in known:
             near = nearest(key, allowed, cutoff=0.7)
             hint = f"did you mean {near[0]}? " if near else ""
+            if key in _OF_FUNCTIONS and call != "save()":
+                hint = "Spark's from_csv and from_json take it, for lines that are read with bodyFormat=text; "
             raise ConfigError(f"option {key} is unknown: {hint}{call} takes {', '.join(allowed)}")
     return values
 

@@ -108,6 +108,13 @@ def batched(queue: Queue, *sent: bytes) -> Read:
     return content(journal.messages(1))
 
 
+def test_a_batch_takes_no_further_message_once_it_has_so_many_bytes(queue: Queue) -> None:
+    queue.send_many([b"123", b"4567", b"8", b"9"])
+    journal = run(queue)
+    assert (journal.next_batch(1, None, 4), bodies(journal.messages(1)), journal.size(1)) == (2, [b"123", b"4567"], 7)
+    assert (journal.settle(1), journal.next_batch(2, 1, 4), journal.size(2)) == (2, 1, 1)
+
+
 # -- runs that die or fail at any step ---------------------------------------------------------------------------------
 
 

@@ -298,6 +298,7 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"bodyFormat": "csv", "quote": "\u00ab"}, "option quote = '\u00ab': one ASCII character"),
         ({"bodyFormat": "csv", "quote": ";", "sep": ";"}, "options sep and quote are both ';'"),
         ({"bodyFormat": "text", "nullValue": "-"}, "option nullValue needs bodyFormat=csv"),
+        ({"bodyFormat": "csv", "timestampFormat": "dd/MM/yyyy"}, "timestampformat is unknown: Spark's from_csv and"),
         ({"sentAfter": "yesterday"}, "option sentAfter = 'yesterday': a time such as 2026-11-28T19:00:00Z is allowed"),
         ({"maxBytesPerTrigger": "1"}, "option maxbytespertrigger is unknown"),
     ],
