@@ -235,7 +235,7 @@ class _Snapshot:
         self._given = list(given_messages(context.layout))
 
     def _files(self, state: str) -> Iterator[str]:
-        for entry in reading.entries(self._context.layout.folder(state)):
+        for entry in reading.looked_at(self._context.layout.folder(state)):
             if not self._ignored(entry.name) and reading.is_message_file(entry):
                 yield entry.name
 

@@ -145,13 +145,14 @@ class TargetView:
 
     def _show(self, *, behind: Key | None) -> None:
         started = time.monotonic()
-        groups = self._listed(behind)
+        is_late = reading.on_nfs(self._folder)
+        groups, as_files = self._listed(behind, typed=not is_late), self._as_messages if is_late else self._as_files
         rank, consumers = self._share
         if consumers > 1:
-            shared = (_divided(group, rank, consumers, self._taken, self._as_files) for group in groups)
+            shared = (_divided(group, rank, consumers, self._taken, as_files) for group in groups)
             self._pieces = chain.from_iterable(shared)
         else:
-            self._pieces = iter((self._all_as_files(groups),))
+            self._pieces = iter((chain.from_iterable(map(as_files, groups)),))
         self.view = next(self._pieces, iter(()))
         now = time.monotonic()
         self._worn_at = now + (now - started)
@@ -171,6 +172,13 @@ class TargetView:
     def _all_as_files(self, groups: Iterator[Group]) -> Iterator[MessageFile]:
         return chain.from_iterable(map(self._as_files, groups))
 
+    def _as_messages(self, group: Group) -> Iterator[MessageFile]:
+        """Return message files as `_as_files`, and ask of each what it is when it is about to be taken.
+
+        RACE: of a name that is gone the claim fails, which tells that another consumer takes from this view.
+        """
+        return (file for file in self._as_files(group) if reading.may_be_message(f"{self._folder}/{file.filename}"))
+
     def _as_files(self, group: Group) -> Iterator[MessageFile]:
         """Return message files for the names of one priority."""
         typed = self._sidecars.typed_replies
@@ -181,17 +189,21 @@ class TargetView:
             return map(partial(file_of, plain=True), coded)
         return (item if isinstance(item, MessageFile) else file_of(item, plain=len(item) == plain) for item in group)
 
-    def _listed(self, behind: Key | None = None) -> Iterator[Group]:
-        """List the folder; return its messages by priority, the highest first, each group in order."""
+    def _listed(self, behind: Key | None = None, *, typed: bool = True) -> Iterator[Group]:
+        """List the folder; return its messages by priority, the highest first, each group in order.
+
+        Unless it is `typed`, other things than files may be among those whose names contain their time: on NFS it would
+        take a call for each name to tell.
+        """
         first = _FirstNames(self.depth, behind)
         self.unsettled = {}
         others: list[Keyed] = []
         arrivals: Arrivals = {}
-        with reading.listing(self._folder) as entries:
+        with (reading.look if typed else reading.listing)(self._folder) as entries:
             while chunk := list(islice(entries, reading.CHUNK)):
-                odd = first.add(reading.message_files(chunk))
+                odd = first.add(reading.message_files(chunk) if typed else [entry.name for entry in chunk])
                 for entry in chunk if odd else ():
-                    if entry.name in odd and not self._ignored(entry.name):
+                    if entry.name in odd and not self._ignored(entry.name) and reading.is_message_file(entry):
                         others += self._keyed(entry, arrivals, behind)
                 if self.depth and len(others) > 2 * self.depth:
                     others, arrivals = self._first(others, arrivals)

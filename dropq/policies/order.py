@@ -31,11 +31,11 @@ class RankedView(TargetView):
         super().__init__(*view, **options)
         self._rank = rank
 
-    def _listed(self, behind: Key | None = None) -> Iterator[Group]:
+    def _listed(self, behind: Key | None = None, *, typed: bool = True) -> Iterator[Group]:
         self.unsettled = {}
         arrivals: Arrivals = {}
         keyed: list[Keyed] = []
-        with reading.listing(self._folder) as entries:
+        with reading.look(self._folder) as entries:
             for entry in entries:
                 if not self._ignored(entry.name) and reading.is_message_file(entry):
                     keyed += self._keyed(entry, arrivals, behind)

@@ -149,7 +149,7 @@ def counts(context: QueueContext) -> dict[str, int]:
 def _files_of(context: QueueContext, state: str) -> Iterator[tuple[MessageFile, str]]:
     """Yield the messages that count in a state, each with the path of its body."""
     ignored = ignoring(context.config.ignore)
-    for entry in reading.entries(context.layout.folder(state)):
+    for entry in reading.looked_at(context.layout.folder(state)):
         if not ignored(entry.name) and reading.is_message_file(entry):
             yield context.sidecars.file(entry.name), entry.path
     if state == "processing":

@@ -11,7 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import islice
 from typing import IO, NamedTuple
@@ -38,8 +38,8 @@ CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.
 READ_SIZE = 1 << 16
 #: Seconds for which a folder is known to lie on a disk of its kind.
 KIND_AGE = 10.0
-#: By folder: until when that is known, and whether a listing asks for what is there.
-_kinds: dict[str, tuple[float, bool]] = {}
+#: By folder: until when that is known, and the disk.
+_kinds: dict[str, tuple[float, Mount | None]] = {}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: To look up names below a folder, not to list it: over NFS that asks nothing. Not every system has it.
 _PLACE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -106,21 +106,63 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from found  # type: ignore[misc]
 
 
-def _asks_as_it_lists(folder: str) -> bool:
-    """Return whether a listing of a folder is never older than its beginning: on this host's own disk, and on NFS 4.
+@contextmanager
+def look(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """List a folder to look at each entry once: over NFS, a hundred of them come by one call, with their attributes.
 
-    To ask which disk it is may take a call: the answer is kept for `KIND_AGE`.
+    An NFS client asks for names alone as soon as nobody looks at the attributes of those that came last, and for what
+    an entry is or how long its file is, it takes a call more each. So each is looked at as it comes. A listing that
+    the client remembers may be without attributes, and is not used.
     """
+    is_on_nfs = on_nfs(folder)
+    if is_on_nfs:
+        ask_server(folder)
+    with listing(folder) as found:
+        yield map(_looked_at, found) if is_on_nfs else found
+
+
+def _looked_at(entry: os.DirEntry[str]) -> os.DirEntry[str]:
+    with contextlib.suppress(OSError):  # it is gone: whoever asks for what it was hears that
+        entry.stat(follow_symlinks=False)  # the entry remembers it
+    return entry
+
+
+def looked_at(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield what `look` lists; a missing folder is empty."""
+    try:
+        with look(folder) as found:
+            yield from found
+    except FileNotFoundError:
+        return
+
+
+def on_nfs(folder: str) -> bool:
+    """Return whether a folder lies on NFS, where the names of a folder come without what each of them is."""
+    try:
+        mount = _mount(folder)
+    except OSError:
+        return False
+    return mount is not None and mount.is_nfs
+
+
+def _asks_as_it_lists(folder: str) -> bool:
+    """Return whether a listing of a folder is never older than its beginning: on this host's own disk, and on NFS 4."""
+    try:
+        mount = _mount(folder)
+    except OSError:
+        return False
+    return mount is not None and (not mount.shared or mount.kind == "nfs4")
+
+
+def _mount(folder: str) -> Mount | None:
+    """Return the mount of a folder; to ask for it may take a call: the answer is kept for `KIND_AGE`."""
     now = time.monotonic()
     known = _kinds.get(folder)
     if known is None or now > known[0]:
-        try:
-            mount = mount_at(folder, os.stat(folder).st_dev)
-        except OSError:
-            return False
+        mount = mount_at(folder, os.stat(folder).st_dev)
         if len(_kinds) > CHUNK:
             _kinds.clear()
-        known = _kinds[folder] = now + KIND_AGE, mount is not None and (not mount.shared or mount.kind == "nfs4")
+        known = _kinds[folder] = now + KIND_AGE, mount
     return known[1]
 
 
@@ -281,12 +323,11 @@ def _version(status: os.stat_result) -> tuple[int, int]:
 def files_in(folder: str) -> Iterator[list[str]]:
     """Yield the names of the regular files in a folder, in lists of at most `CHUNK`; a missing folder is empty."""
     try:
-        found = listing(folder)
+        with look(folder) as entries:
+            while chunk := list(islice(entries, CHUNK)):
+                yield message_files(chunk)
     except FileNotFoundError:
         return
-    with found as entries:
-        while chunk := list(islice(entries, CHUNK)):
-            yield message_files(chunk)
 
 
 def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
@@ -312,18 +353,23 @@ def is_message_file(entry: os.DirEntry[str]) -> bool:
         return False  # gone, or unreadable: not a message now
 
 
+def may_be_message(path: str) -> bool:
+    """Return whether a file is a regular one, or is gone: the claim of it fails then, and says that."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # unreadable: not a message now
+
+
 def was_message_file(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a regular file, or has gone since the listing.
 
     Where a listing does not say what an entry is, as on NFS, a claim that was renewed after the listing is not found by
     its name, but is still held.
     """
-    if is_message_file(entry):
-        return True
-    try:
-        return stat.S_ISREG(os.lstat(entry.path).st_mode)
-    except FileNotFoundError:
-        return True
+    return is_message_file(entry) or may_be_message(entry.path)
 
 
 def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:

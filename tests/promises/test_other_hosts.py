@@ -572,3 +572,47 @@ def test_opening_an_older_queue_makes_nothing(tmp_path: Path) -> None:
     queue = older(make_queue(tmp_path))
     assert reopened(queue).counts()["target"] == 0 and not list(queue.browse())
     assert not os.path.exists(queue.layout.delayed)  # whoever needs it makes it
+
+
+def test_a_look_over_nfs_sees_what_each_entry_is_as_the_listing_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"abc"] * 20)
+    os.mkdir(f"{queue.layout.target}/folder")
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    seen = list[str]()
+    looked_at = reading._looked_at
+
+    def look_at(entry: os.DirEntry[str]) -> os.DirEntry[str]:
+        seen.append(entry.name)
+        return looked_at(entry)
+
+    monkeypatch.setattr(reading, "_looked_at", look_at)
+    with reading.look(queue.layout.target) as entries:
+        for count, _ in enumerate(entries, 1):
+            assert len(seen) == count  # not after the listing: then each takes a call
+    seen.clear()
+    assert queue.counts()["target"] == len(list(queue.browse())) == queue.stats()["target"].count == 20
+    assert queue.health().counts["target"] == 20 and len(seen) >= 4 * 21
+    assert queue.stats()["target"].bytes == 60
+
+
+def test_fsck_asks_once_over_nfs_whether_it_may_read_files_that_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"a"] * 20)
+    drop(queue, "closed", b"a")
+    os.chmod(f"{queue.layout.target}/closed", 0)
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    asked = list[str]()
+    access = os.access
+
+    def ask(path: str, mode: int) -> bool:
+        asked.append(path)
+        return access(path, mode)
+
+    monkeypatch.setattr(os, "access", ask)
+    assert [finding.kind for finding in queue.fsck()] == ["unreadable"]
+    assert sum(path.startswith(queue.layout.target + "/") for path in asked) == 1

@@ -26,6 +26,7 @@ from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.view import TargetView
 from dropq.storage import reading
 from dropq.storage.files import Storage
+from dropq.storage.mounts import Mount
 
 FILES = st.builds(
     lambda priority, time, rest: f"{priority}.{1763770000000000 + time:016d}-{time:010d}{rest}",
@@ -119,6 +120,37 @@ def test_what_is_no_message_is_not_offered_by_a_view_that_is_ranked(tmp_path: Pa
         with queue.subscribe(max_backlog=None) as consumer:
             assert [message.id for message in consumer.receive_many(10)] == [sent.id]
             assert sorted(os.listdir(target)) == ["folder", "link"]
+
+
+@pytest.mark.parametrize("sharing", [(0, 1), (0, 2)])
+def test_on_nfs_a_view_asks_what_a_name_is_when_it_is_about_to_be_taken_and_offers_no_folder_and_no_link(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, sharing: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    for end in ("1000000000000000-0000000000.B", "by-hand.B"):
+        os.mkdir(f"{queue.layout.target}/9.{end}")
+        os.symlink(tmp_path, f"{queue.layout.target}/8.{end}")
+        os.mkfifo(f"{queue.layout.target}/7.{end}")
+    sent = {f"4.{one.id}.B" for one in queue.send_many([b"a"] * 100)}
+    asked = list[str]()
+    may_be_message = reading.may_be_message
+
+    def ask(path: str) -> bool:
+        asked.append(path)
+        return may_be_message(path)
+
+    monkeypatch.setattr(reading, "may_be_message", ask)
+    shared = view_of(queue)
+    shared.refresh(*sharing)
+    assert not asked
+    while (first := next(shared.view, None)) is None:
+        assert shared.go_on()
+    assert first.filename in sent and len(asked) <= 7
+    assert len(offered(shared)) == 99
+    shared.refresh(*sharing)
+    for file in sent:
+        os.unlink(f"{queue.layout.target}/{file}")
+    assert set(offered(shared)) == sent  # other consumers took them: the claims fail, and tell that
 
 
 def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue: Queue) -> None:
