@@ -154,7 +154,7 @@ def fan_out(
     end, own_name = ("processed", claim.own_name) if back_as is None else ("target", back_as)
     with error_context(UNSTAGED):
         folder = _new_folder(context, claim, end, own_name)
-        at = reading.open_place(folder)
+        at = reading.open_to_reach(folder)
     parts = [part_name(destination.token, copied_name) for destination in destinations]
     staged = StagedCopies(at, parts, destinations, copied_name, own_name, end, came_from)
     try:

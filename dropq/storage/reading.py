@@ -42,7 +42,7 @@ KIND_AGE = 10.0
 _kinds: dict[str, tuple[float, Mount | None]] = {}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: To look up names below a folder, not to list it: over NFS that asks nothing. Not every system has it.
-_PLACE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_TO_REACH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def ask_server(folder: str) -> None:
@@ -84,9 +84,9 @@ def _forget_listing(fd: int) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def open_place(path: str) -> int:
+def open_to_reach(path: str) -> int:
     """Open a folder that this process has made, to reach what is in it, and return its descriptor."""
-    return os.open(path, _PLACE)
+    return os.open(path, _TO_REACH)
 
 
 def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
@@ -544,7 +544,7 @@ def find_below(folder: str, *names: str) -> int | None:
 
     An NFS client opens each folder by a call, and finds it without, unless it remembers that the folder is missing.
     """
-    found = _open_below(folder, names, _PLACE)
+    found = _open_below(folder, names, _TO_REACH)
     return _open_below(folder, names, _FOLDER) if found is None else found
 
 

@@ -402,7 +402,10 @@ class StablePaths:
         name = message.context.sidecars.full(message.context.sidecars.parse(message.name))
         file = name.born_foreign or name.filename or message.name
         free = self._free.setdefault(subscription_of(message.owner), [])
-        folder = free.pop() if free else _made(message)
+        try:
+            folder = free.pop()
+        except IndexError:  # RACE: other threads of the worker take theirs
+            folder = _made(message)
         try:
             try:
                 message.link(f"{folder.path}/{file}")
