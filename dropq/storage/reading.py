@@ -96,12 +96,19 @@ def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
 
 def entries(folder: str) -> Iterator[os.DirEntry[str]]:
     """Yield what lies in a folder now, in no order; a missing folder is empty."""
-    if not _asks_as_it_lists(folder):
+    asked = not _asks_as_it_lists(folder)
+    if asked:
         ask_server(folder)
     try:
         found = listing(folder)
     except FileNotFoundError:
-        return
+        if asked or not on_nfs(folder):
+            return
+        ask_server(folder)  # the client may remember that it was missing
+        try:
+            found = listing(folder)
+        except FileNotFoundError:
+            return
     with found:
         yield from found  # type: ignore[misc]
 
@@ -114,9 +121,9 @@ def look(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
     an entry is or how long its file is, it takes a call more each. So each is looked at as it comes. A listing that
     the client remembers may be without attributes, and is not used.
     """
-    is_on_nfs = on_nfs(folder)
-    if is_on_nfs:
+    if on_nfs(folder) or not exists(folder):
         ask_server(folder)
+    is_on_nfs = on_nfs(folder)
     with listing(folder) as found:
         yield map(_looked_at, found) if is_on_nfs else found
 

@@ -65,7 +65,7 @@ class Client:
     """
 
     def __init__(self, *, sees_changes: bool = True) -> None:
-        self._sees_changes = sees_changes
+        self.sees_changes = sees_changes
         self._missing: dict[str, frozenset[str]] = {}  # with what lay in the folder above
         self._listed: dict[str, frozenset[str]] = {}
         self._is_here = True
@@ -96,6 +96,10 @@ class Client:
         if stat_is_dir(path):
             self._asks(path)
         return fd
+
+    def stat(self, path: str) -> os.stat_result:
+        found: os.stat_result = self._found(path, lambda: os.stat(path))
+        return found
 
     def lstat(self, path: str) -> os.stat_result:
         found: os.stat_result = self._found(path, lambda: os.lstat(path))
@@ -154,7 +158,7 @@ class Client:
 
     def _asks(self, folder: str) -> None:
         """Ask the server whether a folder changed."""
-        if self._is_here and self._sees_changes:
+        if self._is_here and self.sees_changes:
             now = frozenset(os.listdir(folder))
             changed = [one for one, seen in self._missing.items() if os.path.dirname(one) == folder and seen != now]
             for one in changed:
@@ -201,7 +205,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 def watching(monkeypatch: pytest.MonkeyPatch, client: Client) -> Client:
     stand_in_for_os(monkeypatch, client)
-    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    kind = "nfs4" if client.sees_changes else "nfs"
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount(kind))
+    monkeypatch.setattr(reading, "_kinds", {})
     monkeypatch.setattr(os.path, "isdir", client.isdir)
     real = system_calls.rename_noreplace
 
@@ -430,7 +436,12 @@ def test_a_limit_counts_a_claim_that_is_renewed_between_its_listing_and_a_look_a
     queue.send_many([b"a", b"b"])
     with queue.subscribe(lease_period="1h") as one, reopened(queue).subscribe() as other:
         assert one.receive() is not None
-        monkeypatch.setattr(reading, "listing", lambda folder: Scanned(map(Renamed, os.scandir(folder))))
+        listing = reading.listing
+
+        def renamed(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+            return Scanned(map(Renamed, os.scandir(folder))) if folder == queue.layout.processing else listing(folder)
+
+        monkeypatch.setattr(reading, "listing", renamed)
         assert other.receive() is None and other._is_kept_back
 
 
