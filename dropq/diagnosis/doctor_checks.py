@@ -378,16 +378,22 @@ def listing(probe: Probe) -> None:
     """Try whether a listing shows at once what came and what went."""
     here, there = probe.folders("listing-here", "listing-there")
     file = probe.file(f"{here}/file")
-    list(reading.files_in(there))  # so that a cache of listings may have it
+    _listed(there)  # so that a cache of listings may have it
     probe.store.rename(file, f"{there}/file")
-    came = _seconds_until(lambda: ["file"] in reading.files_in(there))
+    came = _seconds_until(lambda: _listed(there) == ["file"])
     probe.store.rename(f"{there}/file", file)
-    went = _seconds_until(lambda: ["file"] not in reading.files_in(there))
+    went = _seconds_until(lambda: _listed(there) != ["file"])
     if late := max(came, went):
         delay = f"after {late:.1f} s" if late < math.inf else f"not within {PATIENCE:.0f} s"
         probe.report("late-listing", f"a listing shows what came or went {delay}")
     else:
         probe.report("listing", "a listing shows at once what came and what went")
+
+
+def _listed(folder: str) -> list[str]:
+    """Return the names in a folder, as this host may remember them: so does a consumer that looks for messages."""
+    with reading.listing(folder) as found:
+        return [entry.name for entry in found]
 
 
 def _seconds_until(condition: Callable[[], bool]) -> float:

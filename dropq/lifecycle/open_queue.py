@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
+from collections.abc import Collection
 
 from dropq.config.load import load_queue, load_root
 from dropq.config.schema import QueueConfig
@@ -103,9 +104,10 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         raise NoSuchQueue(
             f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, {_makers(name)}"
         )
-    _check_folders(layout, name)
     with error_context(f"queue {name} cannot be opened"):
-        reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
+        reading.know(layout.base)  # on NFS another host may have written its queue.toml just now
+        listed = reading.know(layout.private)
+    _check_folders(layout, name, listed)
     config = load_queue(name, root.config, root.layout.config_file, layout)
     return context_of(root, name, layout, config, storage_of(config, layout.base), public=public)
 
@@ -154,7 +156,8 @@ def _makers(name: str) -> str:
     return f"`dropq create {shlex.quote(name)}` makes one"
 
 
-def _check_folders(layout: QueueLayout, name: str) -> None:
+def _check_folders(layout: QueueLayout, name: str, listed: Collection[str] | None) -> None:
+    """Refuse folders that are missing, on two file systems, or links; `listed` is what lies in `.dropq/`, if known."""
     devices: dict[int, str] = {}
     made_when_needed = layout.private, layout.delayed
     for path in (*(layout.folder(folder) for folder in FOLDERS), *made_when_needed):
@@ -176,7 +179,12 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
             "put all of its folders on one",
             path=second,
         )
-    refuse_links(layout.private_folders)
+    start = f"{layout.private}/"
+    refuse_links(
+        path
+        for path in layout.private_folders
+        if listed is None or not path.startswith(start) or path.removeprefix(start).partition("/")[0] in listed
+    )
 
 
 def storage_of(config: QueueConfig, base: str | None = None) -> Storage:

@@ -63,6 +63,27 @@ def ask_server(folder: str) -> None:
             os.close(fd)
 
 
+def know(folder: str) -> frozenset[str] | None:
+    """Ask the file server what a small folder has in it now, if others may have changed it.
+
+    Over NFS one listing brings what each name is, too: to ask for them one by one takes a call for each.
+
+    Returns:
+        The names in it, as far as a listing was made; else None.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        mount = _mount(folder)
+        if mount is not None and not mount.shared:
+            return None
+        fd = _open_folder(folder)
+        try:
+            _forget_listing(fd)
+            return frozenset(os.listdir(fd)) if mount is not None and mount.is_nfs else None
+        finally:
+            os.close(fd)
+    return None
+
+
 def _open_folder(path: str) -> int:
     """Open a folder; if it seems to be missing, open the folder above, and try again."""
     try:

@@ -257,15 +257,15 @@ def stale(looks: int) -> Plant:
 
     def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_checks, "PATIENCE", 0.05)
-        real, listed = reading.files_in, list[list[list[str]]]()
+        real, listed = doctor_checks._listed, list[list[str]]()
 
-        def files_in(folder: str) -> Iterator[list[str]]:
-            if not folder.endswith("listing-there") or len(listed) > looks:
+        def list_late(folder: str) -> list[str]:
+            if len(listed) > looks:
                 return real(folder)
-            listed.append(listed[0] if listed else list(real(folder)))
-            return iter(listed[-1])
+            listed.append(listed[0] if listed else real(folder))
+            return listed[-1]
 
-        monkeypatch.setattr(reading, "files_in", files_in)
+        monkeypatch.setattr(doctor_checks, "_listed", list_late)
 
     return plant
 

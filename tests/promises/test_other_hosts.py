@@ -27,7 +27,7 @@ from helpers import (
     where,
 )
 
-from dropq import LeaseLost, Message, Queue, Root, Subscription
+from dropq import LeaseLost, Message, Queue, Root, StorageError, Subscription
 from dropq.format.layout import QueueLayout
 from dropq.policies import barrier
 from dropq.queue import stream_journal
@@ -627,3 +627,26 @@ def test_fsck_asks_once_over_nfs_whether_it_may_read_files_that_are_alike(
     monkeypatch.setattr(os, "access", ask)
     assert [finding.kind for finding in queue.fsck()] == ["unreadable"]
     assert sum(path.startswith(queue.layout.target + "/") for path in asked) == 1
+
+
+def test_a_queue_is_opened_over_nfs_by_two_listings_and_links_in_it_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = older(make_queue(tmp_path / "root"))
+    monkeypatch.setattr(reading, "_kinds", {})
+    monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
+    asked = list[str]()
+    islink = os.path.islink
+
+    def ask(path: str) -> bool:
+        asked.append(path)
+        return islink(path)
+
+    monkeypatch.setattr(os.path, "islink", ask)
+    reopened(queue).send(b"a")
+    assert queue.layout.private in asked and queue.layout.held not in asked  # what is not there takes no call
+    for folder in (queue.layout.held, queue.layout.reasons):
+        os.symlink(tmp_path, folder)
+        with pytest.raises(StorageError, match="symbolic link"):
+            reopened(queue).send(b"a")
+        os.unlink(folder)
