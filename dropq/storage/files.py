@@ -44,6 +44,8 @@ LARGE_COPY = 8 << 20
 #: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
 SYNCED_TOGETHER = 32
 
+#: Of how many folders on NFS it is remembered whether they are sticky; of others it is asked for each file.
+STICKY_KNOWN = 100
 #: What a file system without modes raises, to the owner of a file, too.
 _NO_MODES = NO_FLAGS | {errno.EPERM}
 
@@ -169,8 +171,11 @@ class Storage:
         """
         if not self._mounted(folder, at).is_nfs:
             return CREATE
-        if at is not None or (sticky := self._is_sticky.get(folder)) is None:
-            sticky = self._is_sticky[folder] = bool(os.stat(folder if at is None else at).st_mode & stat.S_ISVTX)
+        sticky = self._is_sticky.get(folder) if at is None else None
+        if sticky is None:
+            sticky = bool(os.stat(folder if at is None else at).st_mode & stat.S_ISVTX)
+            if at is None and len(self._is_sticky) < STICKY_KNOWN:
+                self._is_sticky[folder] = sticky
         return CREATE if sticky else CREATE & ~os.O_EXCL
 
     def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
