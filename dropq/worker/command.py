@@ -35,15 +35,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import LeaseLost, StorageError, Unavailable
-from dropq.format.claims import subscription_of
+from dropq.errors import Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
-from dropq.storage.files import Storage
 from dropq.worker import guard
 from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
 
@@ -61,8 +58,6 @@ LOST_GRACE = 1.0
 #: Seconds to wait for the end of a command's stderr after the command ended, as a child that it left behind may keep it
 #: open. After that the pipe is closed: such a child gets SIGPIPE when it writes.
 LINGER = 0.2
-#: How many messages get their second names in one folder: then it goes, with what commands left there.
-SERVED = 100
 
 _PROPERTY = "DROPQ_PROP_"
 
@@ -90,7 +85,6 @@ class Runner:
             raise Unavailable("SIGCHLD is ignored, so no exit status can be read: start the worker without ignoring it")
         self._program = os.path.abspath(program)
         self._guard = Guard()
-        self._paths = StablePaths()
         self._runs: dict[int, Run] = {}
 
     def run(self, message: Message, stdin: Callable[[], IO[bytes]], **variables: object) -> str:
@@ -102,7 +96,7 @@ class Runner:
         """
         run = self._runs[id(message)] = Run(self._guard)
         try:
-            with self._paths.of(message) as path, stdin() as body:
+            with _stable_path(message) as path, stdin() as body:
                 argv = [self.argv[0], *(argument.replace("{}", path) for argument in self.argv[1:])]
                 self._start(run, argv, body, environment(message, path, run.id, **variables))
                 status = run.wait(self.timeout)
@@ -123,9 +117,8 @@ class Runner:
             run.end("cancel", GRACE if message.held else LOST_GRACE)
 
     def close(self) -> None:
-        """End the guard process, and remove the folders that the commands' files were in."""
+        """End the guard process."""
         self._guard.close()
-        self._paths.close()
 
     def __enter__(self) -> Self:
         return self
@@ -369,82 +362,30 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
         process.wait()  # macOS before Python 3.13: the id may be reused a moment before we know of the end
 
 
-@dataclass
-class _Folder:
-    """A folder in `held/` for the second name of one body at a time, and how many it has had."""
-
-    path: str
-    storage: Storage
-    served: int = 0
-
-    def remove(self) -> None:
-        """Remove it with all that is in it; what cannot be removed is left to a sweep."""
-        with suppress(OSError):
-            self.storage.remove_tree(self.path)
-
-
-class StablePaths:
-    """Second names of bodies, which renewed leases do not change; if this process dies, a sweep removes them.
-
-    A worker makes few folders for them, not one for each message: each call counts on NFS.
-    """
-
-    def __init__(self) -> None:
-        #: The folders in which no body is, by their subscription.
-        self._free: dict[str, list[_Folder]] = {}
-
-    @contextmanager
-    def of(self, message: Message) -> Iterator[str]:
-        """Give the body of a message a second name until the block ends."""
-        if message.owner is None:  # at most once: the message is archived, so its path does not change
-            yield message.path
-            return
-        name = message.context.sidecars.full(message.context.sidecars.parse(message.name))
-        file = name.born_foreign or name.filename or message.name
-        free = self._free.setdefault(subscription_of(message.owner), [])
-        try:
-            folder = free.pop()
-        except IndexError:  # RACE: other threads of the worker take theirs
-            folder = _made(message)
-        try:
-            try:
-                message.link(f"{folder.path}/{file}")
-            except (LeaseLost, StorageError):
-                if not folder.served:
-                    raise
-                # RACE: a sweep removed the folder, as it was empty for an hour. Or a command left a file of this name.
-                folder.remove()
-                folder = _made(message)
-                message.link(f"{folder.path}/{file}")
-            yield f"{folder.path}/{file}"
-        finally:
-            folder.served += 1
-            try:
-                folder.storage.unlink(f"{folder.path}/{file}")
-                is_clean = folder.served < SERVED
-            except OSError:
-                is_clean = False
-            if is_clean:
-                free.append(folder)
-            else:
-                folder.remove()
-
-    def close(self) -> None:
-        """Remove the folders."""
-        for free in self._free.values():
-            for folder in free:
-                folder.remove()
-        self._free.clear()
-
-
-def _made(message: Message) -> _Folder:
-    """Make a folder of a claim, which no other claim has."""
-    folder = _Folder(f"{message.context.layout.held}/{message.owner}", message.context.storage)
+@contextmanager
+def _stable_path(message: Message) -> Iterator[str]:
+    """Give the body a second name until the block ends; if this process dies, a sweep removes it."""
+    if message.owner is None:  # at most once: the message is archived, so its path does not change
+        yield message.path
+        return
+    context = message.context
+    name = context.sidecars.full(context.sidecars.parse(message.name))
+    folder = f"{context.layout.held}/{message.owner}"
+    path = f"{folder}/{name.born_foreign or name.filename or message.name}"
     try:
-        folder.storage.make_folder(folder.path, passing=True)
+        context.storage.make_folder(folder, passing=True)
     except OSError as error:
-        raise Halt(f"{folder.path} cannot be made: {error.strerror}") from error
-    return folder
+        raise Halt(f"{folder} cannot be made: {error.strerror}") from error
+    try:
+        message.link(path)
+        yield path
+    finally:
+        with suppress(OSError):
+            context.storage.unlink(path)
+            try:
+                context.storage.remove_folder(folder)
+            except OSError:  # the command left something beside it
+                context.storage.remove_tree(folder)
 
 
 def environment(
