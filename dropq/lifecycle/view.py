@@ -63,7 +63,7 @@ class TargetView:
 
     Attributes:
         unsettled: when each file has settled that the last listing left out, in ms since 1970, by its name.
-        is_empty: whether the last listing found no message, nor a file that has to settle.
+        is_empty: whether the last listing found nothing but names that are never a message's.
     """
 
     def __init__(
@@ -200,7 +200,9 @@ class TargetView:
         others: list[Keyed] = []
         arrivals: Arrivals = {}
         with (reading.look if typed else reading.listing)(self._folder) as entries:
+            is_met = False
             while chunk := list(islice(entries, reading.CHUNK)):
+                is_met = is_met or any(not self._ignored(entry.name) for entry in chunk)
                 odd = first.add(reading.message_files(chunk) if typed else [entry.name for entry in chunk])
                 for entry in chunk if odd else ():
                     if entry.name in odd and not self._ignored(entry.name) and reading.is_message_file(entry):
@@ -209,7 +211,7 @@ class TargetView:
                     others, arrivals = self._first(others, arrivals)
         others, self._arrivals = self._first(others, arrivals)
         kept = list(first.names())
-        self.is_empty = not (others or kept or self.unsettled)
+        self.is_empty = not (is_met or others or kept or self.unsettled)
         if others:
             return self._in_order([*others, *zip(map(names.order_at_a_glance, kept), kept, strict=True)])
         full = self.depth is not None and len(kept) >= self.depth

@@ -64,11 +64,11 @@ class Lock:
             StorageError: the lock file cannot be made or opened.
         """
         (file, self._opened), locked = (self._opened, None), False  # a signal handler opens another
-        if file is not None and (time.monotonic() > self._close_at or self.broken):
-            file.close()
-            file = None
         try:
             with error_context("no message was touched"):
+                if file is not None and (time.monotonic() > self._close_at or self.broken):
+                    file.close()
+                    file = None
                 for _ in self._tries(before_waiting):
                     file = self._open() if file is None else file
                     try:

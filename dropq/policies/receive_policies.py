@@ -7,6 +7,7 @@ consumer of the queue changes that state meanwhile.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import belonging
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context
+from dropq.storage.watch import RESCAN
 
 log = logging.getLogger("dropq")
 
@@ -62,6 +64,7 @@ class ReceivePolicies:
         self.view_is_old = False
         #: Of processing/, while it has as many messages as `max_backlog` allows.
         self._standstill = reading.Standstill(context.layout.processing, clock=context.clock)
+        self._again_at = 0.0
         self._claimed: list[MessageFile] = []
         self._passed = self._woken = False
 
@@ -80,6 +83,8 @@ class ReceivePolicies:
                     if waited.why == "backlog":
                         self._standstill.begin()
                     self._refresh()
+                    self._standstill.confirm()
+                    self._again_at = time.monotonic() + RESCAN
             yield alone
         if self._passed and self._turns is not None:
             self._turns.wake_next()
@@ -107,14 +112,18 @@ class ReceivePolicies:
     @property
     def still_wait(self) -> bool:
         """Whether the limit kept messages back, and processing/ has not changed since; asked without the lock."""
-        if self.decision.why != "backlog" or self._barrier is not None:
-            return False
+        if self.decision.why != "backlog" or self._barrier is not None or time.monotonic() > self._again_at:
+            return False  # now and then all is looked at: a message may have expired that waits
         with error_context(UNTOUCHED):
             return self._standstill.lasts()
 
-    def have_nothing(self) -> None:
-        """Note that no message waits for the subscription."""
+    def rest(self) -> None:
+        """Note that no message waits."""
         self.decision = MAY_TAKE
+
+    def have_nothing(self) -> None:
+        """Note that no message waits for the subscription, and ask for a turn."""
+        self.rest()
         if self._turns is not None:
             with error_context(UNTOUCHED):
                 self._turns.refresh(())  # it may have been passed over since it asked
@@ -124,7 +133,8 @@ class ReceivePolicies:
         """Count a claim that was made under the lock, and decide on the next one."""
         self._claimed.append(MessageFile(claim.filename, folder=self._context.layout.processing))
         if self._backlog is not None:
-            self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
+            with error_context(UNTOUCHED):
+                self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
 
     @property
     def must_wait(self) -> bool:
@@ -236,9 +246,12 @@ class ReceivePolicies:
         if self._turns is not None:
             self._turns.ask()
 
+    def close(self) -> None:
+        """Close the file of the lock, if it is open."""
+        self._lock.close()
+
     def leave(self) -> None:
         """Give up shares and turns: the subscription ends, and holds nothing any more."""
-        self._lock.close()
         if self._barrier is not None:
             self._barrier.leave()
         if self._turns is not None:

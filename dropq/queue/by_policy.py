@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
 
-from dropq.errors import LeaseLost, StorageError
+from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.receive_policies import ReceivePolicies
 from dropq.queue.offers import Offers
+
+log = logging.getLogger("dropq")
 
 T = TypeVar("T")
 
@@ -77,7 +80,7 @@ class Admission:
                 if taken is not None:
                     policies.passed()
                     self._others_take = raced
-                    if self.more and policies.only_limits:
+                    if self.more > 0 and policies.only_limits:
                         self._take_ahead(taken[0])
                 elif alone and (file is None or policies.must_wait):
                     policies.waits()
@@ -91,24 +94,38 @@ class Admission:
     def _take_ahead(self, claim: Claim | None) -> None:
         """Claim more messages of the view, as many as are asked for and the limit allows, after a first claim."""
         policies, offers = self.policies, self._offers
-        while len(self._ahead) < self.more:
-            if claim is not None:
-                policies.note(claim)
-            if policies.must_wait or (file := offers.next()) is None:
-                return
-            claim = None
-            if not offers.settle_acked(file) and offers.wants(file) and not offers.expire(file):
-                claim = self._claim(file)
-            if claim is not None:
-                self._ahead.append((claim, self._claims, file))
+        try:
+            while len(self._ahead) < self.more:
+                if claim is not None:
+                    policies.note(claim)
+                if policies.must_wait or (file := offers.next()) is None:
+                    return
+                claim = None
+                if not offers.settle_acked(file) and offers.wants(file) and not offers.expire(file):
+                    claim = self._claim(file)
+                if claim is not None:
+                    self._ahead.append((claim, self._claims, file))
+        except DropqError as error:
+            log.warning("receive_many: no more is claimed ahead: %s", error)  # what was claimed is the caller's
+
+    def rests(self) -> bool:
+        """Return whether there is nothing to take while target/ is empty; note that nothing waits, if so."""
+        if self.policies.have_barriers:
+            return False
+        self.policies.rest()
+        return True
 
     def give_back_ahead(self) -> None:
         """Give back what was claimed for requests that did not come."""
-        self.more = 0
         with suppress(IndexError):
             while True:
-                with suppress(LeaseLost):
-                    self._claims.release(self._ahead.pop()[0], counted=False)
+                claim = self._ahead.pop()[0]
+                try:
+                    self._claims.release(claim, counted=False)
+                except LeaseLost:
+                    continue
+                except DropqError as error:  # it returns as the subscription closes, or by a sweep
+                    log.warning("a message that was claimed ahead could not be given back: %s", error)
 
     def _candidates(self, listings: int) -> Iterator[tuple[MessageFile | None, bool]]:
         """Yield the waiting messages that it wants, and the barriers, each with whether it is a barrier."""

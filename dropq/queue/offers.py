@@ -199,7 +199,9 @@ class Offers:
             if time.monotonic() > self._may_be_quiet_at:
                 self._standstill.begin()
             self._target.refresh(*self._position())
-            if not self._target.is_empty:
+            if self._target.is_empty:
+                self._standstill.confirm()
+            else:
                 self._standstill.end()
                 self._may_be_quiet_at = time.monotonic() + QUIET_AFTER
             self._acked = self._acks.names()  # RACE: after the messages that it may be about

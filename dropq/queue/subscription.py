@@ -235,13 +235,14 @@ class Subscription:
             if n > 0:
                 most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
             raise ValueError(f"receive_many({n}): {most}; nothing was received")
-        if (admission := self._admission) is not None:
-            admission.more = n - 1 if self.max_backlog is None else min(n, self.max_backlog - len(self._held)) - 1
+        admission = self._admission
         messages = list[Message]()
         try:
             if (first := self._receive(timeout, given_up)) is not None:
                 messages.append(first)
-            while messages and len(messages) < n and not given_up() and (message := self._next()) is not None:
+            while messages and (left := n - len(messages)) and not given_up():
+                if (message := self._next_of(left)) is None:
+                    break
                 messages.append(message)
         except DropqError as error:
             if not messages:
@@ -252,6 +253,18 @@ class Subscription:
                 with self._lock:  # another thread may be about to take one
                     admission.give_back_ahead()
         return messages
+
+    def _next_of(self, count: int) -> Message | None:
+        """Try to receive one of so many messages, which a policy lets it claim together."""
+        if self._admission is None:
+            return self._next()
+        with self._lock:
+            room = count if self.max_backlog is None else min(count, self.max_backlog - len(self._held))
+            self._admission.more = room - 1
+            try:
+                return self._next()
+            finally:
+                self._admission.more = 0
 
     def records(
         self, format: str | None = None, timeout: Duration | None = None, checkpoint: Duration | None = None
@@ -431,7 +444,7 @@ class Subscription:
         listings = offers.listings
         if time.monotonic() >= self._attend_at:
             self._attend()
-        if offers.is_quiet and (self._admission is None or not self._admission.policies.have_barriers):
+        if offers.is_quiet and (self._admission is None or self._admission.rests()):
             return None
         if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
             return None
@@ -579,6 +592,8 @@ class Subscription:
     def _end(self, unseen: Message | None = None) -> None:
         """Return what is held, then end the sign of life; no caller has got the message `unseen`."""
         presence, self._presence = self._presence, None
+        if self._admission is not None:
+            self._admission.policies.close()
         try:
             outcome = "what is still held returns with the next sweep"
             with self._context.error_context(outcome), listing_once(self._context):

@@ -24,7 +24,7 @@ from dropq.format.layout import GONE_PREFIX, PRIVATE
 from dropq.storage import system_calls
 from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
-from dropq.storage.mounts import Mount, mount_at
+from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
 from dropq.storage.system_calls import CREATE, FILE_MODE, HERE, NO_FLAGS, READ, TOUCH, open_file
 
@@ -44,8 +44,8 @@ LARGE_COPY = 8 << 20
 #: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
 SYNCED_TOGETHER = 32
 
-#: Of how many folders on NFS it is remembered whether they are sticky; of others it is asked for each file.
-STICKY_KNOWN = 100
+#: Of how many folders it is remembered whether they are on NFS, and sticky.
+NATURES_KNOWN = 100
 #: What a file system without modes raises, to the owner of a file, too.
 _NO_MODES = NO_FLAGS | {errno.EPERM}
 
@@ -119,8 +119,7 @@ class Storage:
         self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
-        self._mount: Mount | None = None  # until it is asked for
-        self._is_sticky: dict[str, bool] = {}  # by the folders on NFS in which messages are made
+        self._natures: dict[str, tuple[bool, bool]] = {}  # see `_nature`
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -169,14 +168,22 @@ class Storage:
 
         On NFS an exclusive creation takes a second call. It stays where a sticky folder keeps users apart.
         """
-        if not self._mounted(folder, at).is_nfs:
-            return CREATE
-        sticky = self._is_sticky.get(folder) if at is None else None
-        if sticky is None:
-            sticky = bool(os.stat(folder if at is None else at).st_mode & stat.S_ISVTX)
-            if at is None and len(self._is_sticky) < STICKY_KNOWN:
-                self._is_sticky[folder] = sticky
-        return CREATE if sticky else CREATE & ~os.O_EXCL
+        on_nfs, is_sticky = self._nature(folder, at)
+        return CREATE & ~os.O_EXCL if on_nfs and not is_sticky else CREATE
+
+    def _nature(self, folder: str, at: int | None = None) -> tuple[bool, bool]:
+        """Return whether a folder is on NFS, and whether it is sticky, as it was when it was first asked for."""
+        known = self._natures.get(folder) if at is None else None
+        if known is None:
+            path = folder if at is None else f"/proc/self/fd/{at}"
+            found = os.stat(path)
+            mount = mount_at(os.path.realpath(path), found.st_dev)
+            known = mount is not None and mount.is_nfs, bool(found.st_mode & stat.S_ISVTX)
+            if at is None:
+                if len(self._natures) >= NATURES_KNOWN:
+                    self._natures.clear()
+                self._natures[folder] = known
+        return known
 
     def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
         """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
@@ -202,15 +209,10 @@ class Storage:
     def _is_late(self, folder: str, at: int | None) -> bool:
         """Return whether the file system may finish files after their close(); it is one file system for all calls."""
         if self._finishes_late is None:
-            self._finishes_late = self._mounted(folder, at).finishes_late
-        return self._finishes_late
-
-    def _mounted(self, folder: str, at: int | None = None) -> Mount:
-        """Return the mount that all calls are about, of a folder or its descriptor; one of no kind if it is unknown."""
-        if self._mount is None:
             path = folder if at is None else f"/proc/self/fd/{at}"
-            self._mount = mount_at(os.path.realpath(path), os.stat(path).st_dev) or Mount("")
-        return self._mount
+            mount = mount_at(os.path.realpath(path), os.stat(path).st_dev)
+            self._finishes_late = mount is not None and mount.finishes_late
+        return self._finishes_late
 
     @contextlib.contextmanager
     def together(self, folder: str, count: int) -> Iterator[bool]:
@@ -593,7 +595,7 @@ class Storage:
 
     def sync_in(self, folder: int, name: str) -> None:
         """Make the entries of a folder durable that lies in an open folder; does nothing where `sync` does nothing."""
-        if not self.syncs_folders or self._mounted("", folder).is_nfs:
+        if not self.syncs_folders or self._nature("", folder)[0]:
             return
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -773,9 +775,11 @@ class Storage:
 
         It does nothing on NFS either, whose server has made them durable before it answered.
         """
-        if not self.syncs_folders or not folders or self._mounted(folders[0]).is_nfs:
+        if not self.syncs_folders:
             return
         for folder in folders:
+            if self._nature(folder)[0]:
+                continue
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)

@@ -203,21 +203,27 @@ class Standstill:
     def __init__(self, *folders: str, clock: Clock) -> None:
         self._folders = folders
         self._clock = clock
+        self._noted: list[tuple[int, int]] | None = None
         self._mark: list[tuple[int, int]] | None = None
 
     def begin(self) -> None:
-        """Note how the folders are before they are listed: it lasts until one of them changes."""
+        """Note how the folders are before they are listed; `confirm` it after the listing."""
+        self.end()
         found = self._now()
         # When a folder changed just now, its next change may have the same time.
         settled = self._clock.now_ms() * 1_000_000 - SETTLED_NS if found else 0
-        self._mark = found if found and all(changed < settled for _, changed in found) else None
+        self._noted = found if found and all(changed < settled for _, changed in found) else None
+
+    def confirm(self) -> None:
+        """Let what `begin` noted hold until a folder changes: the folders were listed whole, with nothing to do."""
+        self._mark = self._noted
 
     def end(self) -> None:
-        """Forget what was noted: the listing found something to do."""
-        self._mark = None
+        """Forget what was noted."""
+        self._noted = self._mark = None
 
     def lasts(self) -> bool:
-        """Return whether no folder has changed since `begin`.
+        """Return whether no folder has changed since the `begin` that was confirmed.
 
         Raises:
             FileNotFoundError: a folder is missing, and the one above it.
@@ -244,9 +250,9 @@ class Standstill:
 def _asked(folder: str) -> Asked | None:
     """Return what the file server says of a folder; if it is missing, of the one above, which changes as it is made."""
     try:
-        return ask(folder)
+        return ask(folder, follows=True)
     except FileNotFoundError:
-        return ask(os.path.dirname(folder))
+        return ask(os.path.dirname(folder), follows=True)
 
 
 class Subfolder(NamedTuple):
@@ -288,6 +294,7 @@ class Subfolders:
             if not self._standstill.lasts():
                 self._standstill.begin()
                 self._found = subfolders(self.folder, shared=self._shared)
+                self._standstill.confirm()
         except FileNotFoundError:  # the folder above is missing, too
             return []
         return self._found

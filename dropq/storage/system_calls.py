@@ -27,7 +27,7 @@ NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 #: The current folder of the process, in the place of a folder's descriptor.
 HERE = -100
 _RENAME_NOREPLACE = 1
-#: Of `statx`: the inode, the size and the ctime, of a link itself, and asked of the file system, whatever the kernel
+#: Of `statx`: the inode, the size and the ctime; of a link itself; and asked of the file system, whatever the kernel
 #: remembers; and the bytes at which the answer has them.
 _WANTED, _NO_FOLLOW, _ASKED, _STATX_BYTES, _INODE_AT, _SIZE_AT, _CTIME_AT = 0x380, 0x100, 0x2000, 256, 32, 40, 96
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -76,11 +76,12 @@ class Asked(NamedTuple):
     size: int
 
 
-def ask(path: str, folder: int = HERE) -> Asked | None:
+def ask(path: str, folder: int = HERE, *, follows: bool = False) -> Asked | None:
     """Return what a file is as its file system has it now, whatever the kernel remembers: over NFS this is one call.
 
     Args:
         folder: the descriptor of the folder that a relative `path` begins in.
+        follows: of a link, return what it leads to.
 
     Returns:
         None where the C library, the kernel or a container's rules do not let it ask.
@@ -88,7 +89,7 @@ def ask(path: str, folder: int = HERE) -> Asked | None:
     if _statx is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | _NO_FOLLOW, _WANTED, answer) != 0:
+    if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | (0 if follows else _NO_FOLLOW), _WANTED, answer) != 0:
         number = ctypes.get_errno()
         if number in NO_FLAGS or number == errno.EPERM:  # to ask takes no permission
             return None

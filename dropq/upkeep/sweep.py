@@ -140,6 +140,8 @@ class QuickSweep:
         next_due = sweep.do(When.SECOND)
         if report.total or report.refused or sweep.claims or next_due is not None:
             self._standstill.end()
+        else:
+            self._standstill.confirm()
         pause = interval if next_due is None else min(next_due, interval)
         if self.settles_at:
             pause = min(pause, max(self.settles_at - self._context.clock.now_ms(), 0) / 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -9,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, base, drop, leave_claimed, make_queue, next_moment, reopened, take, where
+from helpers import Clock, base, drop, leave_claimed, make_queue, next_moment, open_files, reopened, take, where
 
-from dropq import Queue, Subscription
+from dropq import Queue, StorageError, Subscription
+from dropq.lifecycle.decision import Decision
+from dropq.policies import receive_policies
+from dropq.policies.backlog import Backlog
 from dropq.policies.lock import Lock
 from dropq.queue import offers
 from dropq.storage import reading
 from dropq.storage.mounts import Mount
 from dropq.storage.watch import LONG_PAUSE, LONGEST_PAUSE, MINUTE, PAUSE, Watch
+from dropq.upkeep import steps
 
 
 @pytest.fixture
@@ -134,9 +139,11 @@ def test_a_folder_that_changed_just_now_may_change_again_within_the_same_tick(tm
     clock = Clock()
     standstill = reading.Standstill(str(tmp_path), clock=clock)
     standstill.begin()
+    standstill.confirm()
     assert not standstill.lasts()
     clock.advance(10)
     standstill.begin()
+    standstill.confirm()
     assert standstill.lasts()
     (tmp_path / "new").touch()
     assert not standstill.lasts()
@@ -147,6 +154,7 @@ def test_a_folder_that_is_missing_is_asked_for_by_the_one_above(tmp_path: Path) 
     clock.advance(10)
     standstill = reading.Standstill(f"{tmp_path}/folder", clock=clock)
     standstill.begin()
+    standstill.confirm()
     assert standstill.lasts()
     next_moment(tmp_path.parent)
     (tmp_path / "folder").mkdir()
@@ -206,7 +214,7 @@ def test_a_consumer_for_whom_nothing_waits_takes_no_policy_lock(
         assert message is not None and message.body == b"body"
 
 
-def test_the_lock_of_a_receive_many_is_taken_once_for_all_that_the_limit_allows(
+def test_the_lock_of_a_receive_many_is_taken_once_for_the_first_and_once_for_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(tmp_path / "root", max_backlog=5)
@@ -221,7 +229,7 @@ def test_the_lock_of_a_receive_many_is_taken_once_for_all_that_the_limit_allows(
     with queue.subscribe(max_backlog=None) as subscription, monkeypatch.context() as patch:
         patch.setattr(Lock, "acquire", counted)
         found = subscription.receive_many(4)
-        assert ([message.text for message in found], len(taken)) == (["0", "1", "2", "3"], 1)
+        assert ([message.text for message in found], len(taken)) == (["0", "1", "2", "3"], 2)
         found += subscription.receive_many(4)
         assert [message.text for message in found] == ["0", "1", "2", "3", "4"]
         subscription.ack_many(found)
@@ -239,3 +247,147 @@ def test_what_was_claimed_ahead_for_a_receive_many_that_ended_goes_back(
         assert message.body == b"1"
         assert where(queue) == {"processing": [b"1"], "target": [b"2", b"3"]}
         assert [each.delivery_count for each in subscription.receive_many(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("folder", ["target", "processing"])
+def test_a_state_folder_that_is_a_link_is_looked_at_behind_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
+    clock = Clock()
+    clock.advance(60)
+    made = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    there = tmp_path / "elsewhere"
+    (base(made) / folder).rename(there)
+    (base(made) / folder).symlink_to(there)
+    queue = reopened(made)
+    queue.send_many([b"first", b"second"])
+    held = take(reopened(queue))
+    with queue.subscribe() as subscription:
+        for _ in range(3):
+            assert attempt(subscription) is None
+        next_moment(tmp_path)
+        held.ack()
+        message = subscription.receive()
+        assert message is not None and message.body == b"second"
+        message.ack()
+        for _ in range(3):
+            assert attempt(subscription) is None
+        next_moment(tmp_path)
+        queue.send(b"third")
+        subscription._attend_at = 0.0
+        message = subscription.receive()
+        assert message is not None and message.body == b"third"
+
+
+def test_a_listing_that_failed_leaves_nobody_quiet(
+    queue: Queue, quiet: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = reading.listing
+
+    def failing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        if folder == queue.layout.target:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), folder)
+        return listing(folder)
+
+    queue.send(b"body")
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "listing", failing)
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                attempt(quiet)
+    assert attempt(quiet) == b"taken"
+
+
+def test_a_sweep_that_failed_rests_not(queue: Queue, quiet: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
+    reopened(queue).send(b"body", delay="5s")
+
+    def failing(context: object) -> Iterator[object]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "claims_in", failing)
+        assert attempt(quiet) is None
+    assert isinstance(queue.root.clock, Clock)
+    queue.root.clock.advance(6)
+    message = quiet.receive(timeout=10)
+    assert message is not None and message.body == b"body"
+
+
+def test_nothing_is_kept_back_once_what_a_limit_kept_back_has_left_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
+    clock = Clock()
+    clock.advance(60)
+    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    queue.send_many([b"held", b"waits"])
+    held = take(reopened(queue))
+    with queue.subscribe() as subscription:
+        for _ in range(3):
+            assert attempt(subscription) is None
+        assert subscription._is_kept_back
+        (waiting,) = (base(queue) / "target").iterdir()
+        next_moment(tmp_path)
+        waiting.rename(tmp_path / "away")
+        for _ in range(4):
+            assert attempt(subscription) is None
+        held.ack()
+        for _ in range(4):
+            assert attempt(subscription) is None
+        assert subscription._offers.is_quiet and not subscription._is_kept_back
+
+
+def test_what_waits_behind_a_limit_still_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive_policies, "RESCAN", -1.0)
+    clock = Clock()
+    clock.advance(60)
+    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    queue.send(b"held")
+    queue.send(b"late", expires_in="5s")
+    held = take(reopened(queue))
+    with queue.subscribe() as subscription:
+        for _ in range(3):
+            assert attempt(subscription) is None
+        clock.advance(6)
+        attempt(subscription)
+        assert where(queue) == {"processing": [b"held"], "expired": [b"late"]}
+    held.ack()
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_closed_subscription_of_a_queue_with_a_limit_keeps_no_file_open(tmp_path: Path, detached: bool) -> None:
+    queue = make_queue(tmp_path / "root", max_backlog=2, lease_period="1h")
+    queue.send(b"body")
+    before = open_files()
+    subscription = queue.subscribe(detached=detached)
+    message = subscription.receive()
+    assert message is not None
+    message.ack()
+    subscription.close()
+    assert open_files() == before
+
+
+def test_an_error_as_more_is_claimed_ahead_leaves_the_caller_what_was_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", max_backlog=5)
+    queue.send_many([b"1", b"2", b"3"])
+    with queue.subscribe(max_backlog=None) as subscription:
+        with monkeypatch.context() as patch:
+            patch.setattr(Backlog, "decide", failing_after(1))
+            found = subscription.receive_many(3)
+        assert [message.body for message in found] == [b"1", b"2"]
+        assert where(queue) == {"processing": [b"1", b"2"], "target": [b"3"]}
+
+
+def failing_after(count: int) -> Callable[..., Decision]:
+    """Return a decision that raises once it was asked for so many times for each hold of the lock."""
+    asked, decide = iter(range(100)), Backlog.decide
+
+    def failing(*some: Any) -> Decision:
+        if next(asked) > count:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return decide(*some)
+
+    return failing
