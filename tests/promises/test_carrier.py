@@ -385,7 +385,8 @@ def test_a_carrier_that_was_stopped_anywhere_does_no_harm_when_it_wakes_up(
     assert calls > 100
     for at in random.Random(seed).sample(range(calls), 40):
         scene = built()
-        in_between(at, scene.again().here.sweep, meanwhile)
+        if in_between(at, scene.again().here.sweep, meanwhile) <= at:
+            continue  # what the others learned of folders saved the sweep its last calls
         scene.again().there.sweep()
         came = Counter([*scene.arrived(), *where(scene.there).get("processed", [])])
         assert came == Counter([*BODIES, *more]), f"seed {seed}, call {at}"

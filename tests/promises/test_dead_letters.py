@@ -865,7 +865,7 @@ def crash_everywhere(
         assert code in (0, DIED)
         check(Root(copy), code == 0)
         if code == 0:
-            assert calls > 2, "it was never killed"
+            assert calls > 1, "it was never killed"
             return
 
 

@@ -453,7 +453,7 @@ def _is_held(queue: Queue) -> bool:
 def test_a_disk_that_refuses_answers_0_and_the_loop_goes_on(
     serving: Served, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Storage, path: str, data: bytes, *, synced: bool = True) -> None:
+    def full(self: Storage, path: str, data: bytes, **options: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     with monkeypatch.context() as patch:

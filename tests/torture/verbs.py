@@ -298,7 +298,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
 #: Arguments that choose, name or describe: with them, a verb does what it does without.
 NO_MATTER = {
     "client_id", "clock", "concurrency", "correlation_id", "count", "detached", "dry_run", "expires_in", "fair", "fate",
-    "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_count",
+    "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_bytes", "max_count",
     "max_error", "message_class", "message_id", "named", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
     "records",  # what becomes of the records of a message, tests/torture/record_cases.py tells
