@@ -74,9 +74,9 @@ def test_on_nfs_one_call_tells_that_a_folder_has_not_changed(tmp_path: Path, mon
     found = Subfolders(str(tmp_path), Ahead(LATER), shared=True)
     before, asked = found.now(), list[str]()
 
-    def counted(path: str) -> Asked | None:
+    def counted(path: str, *, follows: bool) -> Asked | None:
         asked.append(path)
-        return ask(path)
+        return ask(path, follows=follows)
 
     monkeypatch.setattr(reading, "ask", counted)
     monkeypatch.setattr(reading, "subfolders", None)  # it is not called
