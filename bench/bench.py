@@ -188,6 +188,11 @@ def tried(run: Running, peer: type[Peer], base: str, messages: int) -> Run | str
             peer.unmake(folder)
 
 
+def brief(ratio: float) -> float:
+    """Return a ratio with two digits behind the point; one below a tenth has two that are not 0."""
+    return round(ratio, 2) if ratio >= 0.1 else float(f"{ratio:.2g}")
+
+
 def figures(runs: Runs, floor: Runs, like: Runs | None) -> Row:
     """Return the figures of a queue's runs: medians, and its ratios to others within each round."""
     whole = [run for run in runs if isinstance(run, Run)]
@@ -200,7 +205,7 @@ def figures(runs: Runs, floor: Runs, like: Runs | None) -> Row:
     ratios = ratios_of(runs, floor, "whole")
     row |= {"messages": whole[0].messages, "per_s": round(median([run.messages / run.whole for run in whole]))}
     if ratios:
-        row |= {"ratio": round(median(ratios), 2), "range": [round(min(ratios), 2), round(max(ratios), 2)]}
+        row |= {"ratio": brief(median(ratios)), "range": [brief(min(ratios)), brief(max(ratios))]}
     for name in ("sending", "taking"):
         if found := ratios_of(runs, floor, name):
             row[name] = round(median(found), 2)

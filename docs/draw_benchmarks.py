@@ -143,7 +143,8 @@ def nfs_tables(measured: Row) -> str:
         "calls. What a process pays once is left out, and so is the upkeep of each minute. What a consumer asks for",
         "each tenth of a second, and each second, is counted: on a busy machine it is more for a message and less for",
         "a second. Drawn by [draw_benchmarks.py](../draw_benchmarks.py) from [nfs.json](nfs.json); `make bench-nfs`",
-        f"measures anew. Commit {', '.join(commits)}" + (f"; `before` is {', '.join(before)}." if before else "."),
+        f"measures them again. Now: commit {', '.join(commits)}"
+        + (f"; before: {', '.join(before)}." if before else "."),
     ]
     for version, rows in measured["versions"].items():
         was = measured["before"].get(version, {}).get("figures", {})

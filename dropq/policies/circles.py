@@ -116,7 +116,7 @@ class Circles:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _next(self, waypoint: Waypoint) -> Iterator[Waypoint]:
-        """Yield where messages go from a waypoint; what cannot be read leads nowhere: whoever uses it reports it."""
+        """Yield where messages go from a waypoint. A file that cannot be read leads nowhere; its user reports it."""
         with suppress(OSError, DropqError):
             yield from self._routed(waypoint)
         with suppress(OSError, DropqError):

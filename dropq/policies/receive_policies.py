@@ -117,13 +117,13 @@ class ReceivePolicies:
         with error_context(UNTOUCHED):
             return self._standstill.lasts()
 
-    def rest(self) -> None:
+    def note_quiet(self) -> None:
         """Note that no message waits."""
         self.decision = MAY_TAKE
 
     def have_nothing(self) -> None:
         """Note that no message waits for the subscription, and ask for a turn."""
-        self.rest()
+        self.note_quiet()
         if self._turns is not None:
             with error_context(UNTOUCHED):
                 self._turns.refresh(())  # it may have been passed over since it asked

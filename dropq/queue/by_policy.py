@@ -108,11 +108,11 @@ class Admission:
         except DropqError as error:
             log.warning("receive_many: no more is claimed ahead: %s", error)  # what was claimed is the caller's
 
-    def rests(self) -> bool:
-        """Return whether there is nothing to take while target/ is empty; note that nothing waits, if so."""
+    def note_quiet(self) -> bool:
+        """Note that nothing waits, as target/ is empty; return False where a share of a barrier may be taken."""
         if self.policies.have_barriers:
             return False
-        self.policies.rest()
+        self.policies.note_quiet()
         return True
 
     def give_back_ahead(self) -> None:

@@ -444,7 +444,7 @@ class Subscription:
         listings = offers.listings
         if time.monotonic() >= self._attend_at:
             self._attend()
-        if offers.is_quiet and (self._admission is None or self._admission.rests()):
+        if offers.is_quiet and (self._admission is None or self._admission.note_quiet()):
             return None
         if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
             return None

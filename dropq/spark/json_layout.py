@@ -105,7 +105,7 @@ class Layout:
         return rf"(?:(?:{keys}): ?(?:null|{value})(?:, ?)?)?"
 
     def _mixed(self, lines: pa.Array, fit: pa.Array) -> pa.RecordBatch | None:
-        """Return the rows of a block of which most lines fit."""
+        """Return the rows of a block whose lines mostly fit the layout."""
         fitting = compute.and_(fit, compute.starts_with(lines, "{"))
         parsed = self._parsed("\n".join(lines.filter(fitting).to_pylist()).encode())
         if parsed is None:

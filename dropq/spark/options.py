@@ -451,7 +451,7 @@ def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
 def _csv(values: Mapping[str, str]) -> CsvOptions:
     for option in CSV_OPTIONS:
         if option.lower() in values and values.get("bodyformat") != "csv":
-            raise ConfigError(f"option {option} needs bodyFormat=csv, of which it says how it is written")
+            raise ConfigError(f"option {option} needs bodyFormat=csv: it describes how the csv is written")
     sep = {"\\t": "\t"}.get(text := values.get("sep", CSV.sep), text)
     quote = values.get("quote", CSV.quote) or "\0"
     for option, character in (("sep", sep), ("quote", quote)):

@@ -12,7 +12,6 @@ import time
 import tomllib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
 from itertools import islice
 from typing import IO, NamedTuple
 
@@ -142,9 +141,14 @@ def look(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
     an entry is or how long its file is, it takes a call more each. So each is looked at as it comes. A listing that
     the client remembers may be without attributes, and is not used.
     """
-    if on_nfs(folder) or not exists(folder):
+    try:
+        mount = _mount(folder)
+    except FileNotFoundError:
+        ask_server(folder)  # an NFS client may remember that it was missing
+        mount = _mount(folder)
+    is_on_nfs = mount is not None and mount.is_nfs
+    if is_on_nfs:
         ask_server(folder)
-    is_on_nfs = on_nfs(folder)
     with listing(folder) as found:
         yield map(_looked_at, found) if is_on_nfs else found
 
@@ -195,27 +199,27 @@ def _mount(folder: str) -> Mount | None:
 
 
 class Standstill:
-    """Whether folders have not changed since they were last listed, asked of the file server by one call for each.
+    """Whether a folder has not changed since it was listed, asked of the file server by one call.
 
     It asks nothing, and says no, where a file system may change a folder and leave its time: as many FUSE mounts do.
     """
 
-    def __init__(self, *folders: str, clock: Clock) -> None:
-        self._folders = folders
+    def __init__(self, folder: str, *, clock: Clock) -> None:
+        self._folder = folder
         self._clock = clock
-        self._noted: list[tuple[int, int]] | None = None
-        self._mark: list[tuple[int, int]] | None = None
+        self._noted: Asked | None = None
+        self._mark: Asked | None = None
 
     def begin(self) -> None:
-        """Note how the folders are before they are listed; `confirm` it after the listing."""
+        """Note how the folder is before it is listed; `confirm` it after the listing."""
         self.end()
         found = self._now()
-        # When a folder changed just now, its next change may have the same time.
-        settled = self._clock.now_ms() * 1_000_000 - SETTLED_NS if found else 0
-        self._noted = found if found and all(changed < settled for _, changed in found) else None
+        # When the folder changed just now, its next change may have the same time.
+        if found is not None and self._clock.now_ms() * 1_000_000 - found.changed_ns > SETTLED_NS:
+            self._noted = found
 
     def confirm(self) -> None:
-        """Let what `begin` noted hold until a folder changes: the folders were listed whole, with nothing to do."""
+        """Let what `begin` noted hold until the folder changes: it was listed whole, with nothing to do."""
         self._mark = self._noted
 
     def end(self) -> None:
@@ -223,36 +227,31 @@ class Standstill:
         self._noted = self._mark = None
 
     def lasts(self) -> bool:
-        """Return whether no folder has changed since the `begin` that was confirmed.
+        """Return whether the folder has not changed since the `begin` that was confirmed.
 
         Raises:
-            FileNotFoundError: a folder is missing, and the one above it.
+            FileNotFoundError: the folder is missing, and the one above it.
         """
         return self._mark is not None and self._mark == self._now()
-
-    @cached_property
-    def _mount(self) -> Mount | None:
-        above = os.path.dirname(self._folders[0])
-        return mount_at(above, os.stat(above).st_dev)
 
     @property
     def is_on_nfs(self) -> bool:
         """Whether to ask takes a call of a file server."""
-        return self._mount is not None and self._mount.is_nfs
+        return on_nfs(os.path.dirname(self._folder))
 
-    def _now(self) -> list[tuple[int, int]] | None:
-        if self._mount is None or (self._mount.shared and not self._mount.is_nfs):
+    def _now(self) -> Asked | None:
+        """Return what the file server says of the folder, or None where that tells nothing.
+
+        Of a missing folder it returns what is said of the one above, which changes when the folder is made.
+        """
+        above = os.path.dirname(self._folder)
+        mount = _mount(above)
+        if mount is None or (mount.shared and not mount.is_nfs):
             return None
-        found = [_asked(folder) for folder in self._folders]
-        return None if None in found else [(each.inode, each.changed_ns) for each in found if each is not None]
-
-
-def _asked(folder: str) -> Asked | None:
-    """Return what the file server says of a folder; if it is missing, of the one above, which changes as it is made."""
-    try:
-        return ask(folder, follows=True)
-    except FileNotFoundError:
-        return ask(os.path.dirname(folder), follows=True)
+        try:
+            return ask(self._folder, follows=True)
+        except FileNotFoundError:
+            return ask(above, follows=True)
 
 
 class Subfolder(NamedTuple):

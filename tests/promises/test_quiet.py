@@ -6,11 +6,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, base, drop, leave_claimed, make_queue, next_moment, open_files, reopened, take, where
+from helpers import Clock, Make, base, drop, leave_claimed, make_queue, next_moment, open_files, reopened, take, where
 
 from dropq import Queue, StorageError, Subscription
 from dropq.lifecycle.decision import Decision
@@ -25,12 +26,24 @@ from dropq.upkeep import steps
 
 
 @pytest.fixture
-def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue whose folders changed long ago, by a clock that is a minute ahead."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make a queue whose folders changed long ago, by a clock that is a minute ahead."""
     monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
     clock = Clock()
     clock.advance(60)
-    return make_queue(tmp_path / "root", clock=clock)
+    return partial(make_queue, tmp_path / "root", clock=clock)
+
+
+@pytest.fixture
+def queue(made: Make) -> Queue:
+    """Such a queue, without options."""
+    return made()
+
+
+def advance(queue: Queue, seconds: float) -> None:
+    """Let time pass by a queue's clock."""
+    assert isinstance(queue.root.clock, Clock)
+    queue.root.clock.advance(seconds)
 
 
 @pytest.fixture
@@ -72,8 +85,7 @@ def test_a_quiet_consumer_receives_what_comes(queue: Queue, quiet: Subscription,
     elif sends == "delay":
         other.send(b"body", delay="5s")
         assert attempt(quiet) is None and quiet._offers.is_quiet
-        assert isinstance(queue.root.clock, Clock)
-        queue.root.clock.advance(6)
+        advance(queue, 6)
     elif sends == "requeue":
         other.send(b"body")
         take(other).reject("no")
@@ -181,11 +193,9 @@ def test_without_events_pauses_grow_with_the_wait(tmp_path: Path, monkeypatch: p
 
 
 def test_a_consumer_that_a_limit_keeps_back_takes_no_lock_until_something_leaves_processing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
-    clock.advance(60)
-    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    queue = made(max_backlog=1)
     queue.send_many([b"held", b"waits"])
     held = take(reopened(queue))
     with queue.subscribe() as subscription:
@@ -250,17 +260,12 @@ def test_what_was_claimed_ahead_for_a_receive_many_that_ended_goes_back(
 
 
 @pytest.mark.parametrize("folder", ["target", "processing"])
-def test_a_state_folder_that_is_a_link_is_looked_at_behind_the_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
-    clock = Clock()
-    clock.advance(60)
-    made = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+def test_a_state_folder_that_is_a_link_is_looked_at_behind_the_link(tmp_path: Path, made: Make, folder: str) -> None:
+    queue = made(max_backlog=1)
     there = tmp_path / "elsewhere"
-    (base(made) / folder).rename(there)
-    (base(made) / folder).symlink_to(there)
-    queue = reopened(made)
+    (base(queue) / folder).rename(there)
+    (base(queue) / folder).symlink_to(there)
+    queue = reopened(queue)
     queue.send_many([b"first", b"second"])
     held = take(reopened(queue))
     with queue.subscribe() as subscription:
@@ -308,19 +313,13 @@ def test_a_sweep_that_failed_rests_not(queue: Queue, quiet: Subscription, monkey
     with monkeypatch.context() as patch:
         patch.setattr(steps, "claims_in", failing)
         assert attempt(quiet) is None
-    assert isinstance(queue.root.clock, Clock)
-    queue.root.clock.advance(6)
+    advance(queue, 6)
     message = quiet.receive(timeout=10)
     assert message is not None and message.body == b"body"
 
 
-def test_nothing_is_kept_back_once_what_a_limit_kept_back_has_left_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offers, "QUIET_AFTER", -1.0)
-    clock = Clock()
-    clock.advance(60)
-    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+def test_nothing_is_kept_back_once_what_a_limit_kept_back_has_left_target(tmp_path: Path, made: Make) -> None:
+    queue = made(max_backlog=1)
     queue.send_many([b"held", b"waits"])
     held = take(reopened(queue))
     with queue.subscribe() as subscription:
@@ -338,18 +337,16 @@ def test_nothing_is_kept_back_once_what_a_limit_kept_back_has_left_target(
         assert subscription._offers.is_quiet and not subscription._is_kept_back
 
 
-def test_what_waits_behind_a_limit_still_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_behind_a_limit_still_expires(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_policies, "RESCAN", -1.0)
-    clock = Clock()
-    clock.advance(60)
-    queue = make_queue(tmp_path / "root", clock=clock, max_backlog=1)
+    queue = made(max_backlog=1)
     queue.send(b"held")
     queue.send(b"late", expires_in="5s")
     held = take(reopened(queue))
     with queue.subscribe() as subscription:
         for _ in range(3):
             assert attempt(subscription) is None
-        clock.advance(6)
+        advance(queue, 6)
         attempt(subscription)
         assert where(queue) == {"processing": [b"held"], "expired": [b"late"]}
     held.ack()

@@ -370,9 +370,9 @@ def taking(log: Log, limit: int) -> Iterator[None]:
         draw_out(DECISIVE if settled else 0)
         return settled
 
-    def logged_next_batch(journal: Journal, batch: int, most: int | None) -> int:
+    def logged_next_batch(journal: Journal, batch: int, *most: int | None) -> int:
         log(f"take begins {batch}")
-        taken = next_batch(journal, batch, most)
+        taken = next_batch(journal, batch, *most)
         log(f"take ends {taken}")
         draw_out(DECISIVE if taken else 0)
         return taken

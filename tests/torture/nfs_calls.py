@@ -271,11 +271,16 @@ def raw_send(rig: Rig) -> Running:
         raw_send_one(working, target, rig.new_name())
 
 
-def raw_receive(rig: Rig) -> Running:
-    _, target, processing, processed = raw_folders(rig)
+def fill_raw(rig: Rig, target: str) -> None:
+    """Write files into a folder on the server's own disk."""
     here = rig.here / Path(target).relative_to(rig.a)
     for number in range(rig.enough):
         (here / f"m{number:06}").write_bytes(BODY)
+
+
+def raw_receive(rig: Rig) -> Running:
+    _, target, processing, processed = raw_folders(rig)
+    fill_raw(rig, target)
     yield
     waiting = iter(os.listdir(target))
     for _ in rig.messages():
@@ -284,9 +289,7 @@ def raw_receive(rig: Rig) -> Running:
 
 def raw_move(rig: Rig) -> Running:
     _, target, processing, _ = raw_folders(rig)
-    here = rig.here / Path(target).relative_to(rig.a)
-    for number in range(rig.enough):
-        (here / f"m{number:06}").write_bytes(BODY)
+    fill_raw(rig, target)
     yield
     waiting = iter(os.listdir(target))
     for _ in rig.messages():

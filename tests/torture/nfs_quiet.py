@@ -18,6 +18,7 @@ from forks import fork
 from helpers import drop, until
 
 from dropq import Message, Queue, Root, Subscription
+from dropq.upkeep.sweep import QuickSweep
 from torture.account import body, name_of
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ def _quiet(queue: Queue) -> Iterator[Subscription]:
 
         def is_quiet() -> bool:
             assert subscription.receive(timeout=0.2) is None
-            return subscription._offers.is_quiet
+            sweep = subscription._sweep
+            assert isinstance(sweep, QuickSweep)
+            return subscription._offers.is_quiet and sweep._rests
 
-        until(is_quiet, "a quiet consumer", timeout=PATIENCE)
-        time.sleep(1.5)  # its sweep rests, too
-        assert subscription.receive(timeout=0.2) is None
+        until(is_quiet, "a quiet consumer whose sweep rests", timeout=PATIENCE)
         yield subscription
 
 

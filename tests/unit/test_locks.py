@@ -22,6 +22,7 @@ from dropq.lifecycle.timing import Timing
 from dropq.policies.lock import PolicyLock
 from dropq.policies.receive_policies import ReceivePolicies
 from dropq.storage import liveness, locks
+from dropq.storage.clock import ServerClock
 from dropq.storage.mounts import Mount, mount_of
 from dropq.upkeep.steps import LOCKS_TRIED
 from dropq.upkeep.sweep import QuickSweep
@@ -360,6 +361,18 @@ def test_a_file_that_an_nfs_client_was_lent_is_opened_once_it_gives_it_back(tmp_
             with message.open() as stream:
                 assert stream.read() == b"a"
         assert borrower.wait() == 0
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="this system lends no files")
+def test_the_clock_is_measured_by_a_file_that_an_nfs_client_was_lent_and_keeps(tmp_path: Path) -> None:
+    path = make_queue(tmp_path).root.layout.clock
+    ServerClock(path).now_ms()
+    os.utime(path, (0, 0))
+    with subprocess.Popen([sys.executable, "-c", BORROWER, path], stdout=subprocess.PIPE) as borrower:
+        assert borrower.stdout is not None and borrower.stdout.readline() == b"lent\n"
+        ServerClock(path).now_ms()
+        assert os.stat(path).st_mtime > 0  # it was measured
+        borrower.kill()
 
 
 # -- mounts that do not know each other's locks ----------------------------------------------------------------------
