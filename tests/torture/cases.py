@@ -178,10 +178,8 @@ class Cases:
         found = self.look()
         self._allow(where, found, *self.before, *after, between={"processing", *taken})
         self.row.count(self._doubled(), where)
-        returned = dict(self.before.swept)
-        if self.before.found.get(HELD) == "processing":
-            back = self.before.swept[HELD]
-            returned |= {name: back for name, state in found.items() if state == "processing"}
+        back = self.before.swept[HELD] if self.before.found.get(HELD) == "processing" else "delayed"
+        returned = dict(self.before.swept) | {name: back for name, state in found.items() if state == "processing"}
         try:
             self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept, returned, between=taken)
             self.row.count(self._doubled(), f"{where}, swept")

@@ -74,8 +74,10 @@ class Books:
     def of(cls, *folders: Path) -> Books:
         """Read the books of a root, and of its queues elsewhere; what disappears meanwhile was there."""
         books = cls()
+        deleted = [path for folder in folders for path in folder.glob(".*.deleted-*")]
+        behind_links = tuple(f"{path.resolve()}/" for path in deleted if path.is_symlink())
         for folder, _, names in chain.from_iterable(map(os.walk, folders)):
-            if ".deleted-" in folder:
+            if ".deleted-" in folder or f"{folder}/".startswith(behind_links):
                 continue  # a forced delete took its messages away: a look may free their credits first
             above, last = os.path.split(folder)
             if last == "selectors":
