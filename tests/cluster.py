@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -69,9 +69,12 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    """Run a cluster, with both of its workers registered, that keeps all its files in a folder."""
-    cluster = Cluster(folder, find_java().home)
+def running(folder: Path, *, by: Mapping[str, Sequence[str]] | None = None) -> Iterator[Cluster]:
+    """Run a cluster, with both of its workers registered, that keeps all its files in a folder.
+
+    `by` has the words of a command that runs the worker of a host, behind which the worker's own stand.
+    """
+    cluster = Cluster(folder, find_java().home, by or {})
     try:
         cluster.start()
         yield cluster
@@ -135,13 +138,15 @@ class Cluster:
     Args:
         folder: where it keeps its logs and all its files.
         java_home: the Java that it runs on.
+        by: as for `running`.
     """
 
-    def __init__(self, folder: Path, java_home: str) -> None:
+    def __init__(self, folder: Path, java_home: str, by: Mapping[str, Sequence[str]]) -> None:
         self.folder = folder
         #: What a session gives as its master.
         self.master = ""
         self._java_home = java_home
+        self._by = by
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -185,7 +190,7 @@ class Cluster:
     def _start_daemon(self, host: str, kind: str, *arguments: str) -> None:
         spark_class = f"{self._environment(host)['SPARK_HOME']}/bin/spark-class"
         address = ["--host", host, "--port", "0", "--webui-port", "0"]
-        words = [spark_class, f"org.apache.spark.deploy.{kind}", *address, *arguments]
+        words = [*self._by.get(host, ()), spark_class, f"org.apache.spark.deploy.{kind}", *address, *arguments]
         self._daemons[host] = self._start(words, self._log(host), host=host, umask=UMASK)
 
     def _start(self, words: list[str], log: Path, *, host: str, umask: int) -> subprocess.Popen[bytes]:

@@ -101,6 +101,11 @@ def serve(tree: Path) -> None:
     _run("rpc.statd", "--no-notify")
     _run("exportfs", "-ra")
     _run("rpc.mountd", "-p", "20048")
+    start_server()
+
+
+def start_server() -> None:
+    """Let the kernel serve what is exported."""
     _run("rpc.nfsd", "8")
     Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")  # nobody has anything to reclaim
 

@@ -26,7 +26,7 @@ from helpers import drop, until
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
 from dropq.staging.jobs import Job
 from dropq.storage import reading
-from torture import nfs_calls, nfs_locks, nfs_quiet
+from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_spark
 from torture.account import body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -56,6 +56,8 @@ def run(options: Options) -> Iterator[Row]:
             yield from (Row(**row) for row in guest.result(900))
         if version != "v3 nolock":
             yield calls(folder, version)
+    for version in ("v3", "v4.2"):
+        yield nfs_spark.jobs(options.folder / version, version)
 
 
 def calls(folder: Path, version: str) -> Row:

@@ -132,6 +132,7 @@ class Guest:
         system: the file system on them.
         mounts: the options with which each is mounted.
         nfs: serve the first disk over NFS.
+        memory: how much the guest has.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Guest:
         system: str = "ext4",
         mounts: Sequence[str] = (),
         nfs: bool = False,
+        memory: str = "512M",
         **arguments: Any,
     ) -> None:
         tree = kernel()
@@ -156,7 +158,16 @@ class Guest:
         init = folder / "init"
         init.write_text(script(folder, tree))
         init.chmod(0o755)
-        options = ["mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", "quiet", "loglevel=1", "con=null", "ssl=null"]
+        options = [
+            f"mem={memory}",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "rw",
+            "quiet",
+            "loglevel=1",
+            "con=null",
+            "ssl=null",
+        ]
         options += [f"ubd{letter}={disk}" for letter, disk in zip("ab", disks, strict=False)]
         command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"init={init}"]
         # Its memory is a file: on /dev/shm, where it looks first when nobody says otherwise.
@@ -274,12 +285,14 @@ def own_lines(console: bytes) -> list[str]:
 
 def script(folder: Path, tree: Path) -> str:
     """Return what the guest runs first: it mounts what Python needs, and goes on in Python."""
+    python_path = f"{PROJECT}:{PROJECT}/tests:{PROJECT}/tests/spark"
     path = f"{tree}/sbin:{tree}/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     lines = [
         "#!/bin/sh",
-        f"export PATH='{path}' LD_LIBRARY_PATH='{_libraries_in(tree)}' PYTHONPATH='{PROJECT}:{PROJECT}/tests'",
+        f"export PATH='{path}' LD_LIBRARY_PATH='{_libraries_in(tree)}' PYTHONPATH='{python_path}'",
         "export PYTHONDONTWRITEBYTECODE=1 HOME=/run LANG=C.UTF-8",
         "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run; cd /run",
+        "[ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd",
         f"exec '{sys.executable}' -m torture.guest '{folder}'",
     ]
     return "\n".join(lines) + "\n"
