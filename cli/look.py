@@ -268,9 +268,9 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
 def _explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
-    from dropq.filters.grammar import HEADERS
+    from dropq.filters.grammar import ENVELOPE, HEADERS
 
-    headers = (*HEADERS, "JMSXDeliveryCount")
+    headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     named: dict[object, None] = {}
     compile_filter(filter).matches(named.setdefault)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))

@@ -82,7 +82,8 @@ def send(
     a FILE has the file's own name in the property filename, unless -p gives one.
 
     With --wait-reply it sends one message, prints the body of the answer instead of the id, which stderr gets, and
-    exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender.
+    exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender. If
+    the message itself comes back, it exits with 66 where there is no such queue, else with 75.
 
     With --records it sends the lines of the input, or the rows of csv, or frames, many in one message, and follows a
     pipe; prints the id of each message, and how many records it has. A signal that ends the command lets it send what

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dropq.errors import Unavailable
+
 from . import output
 from .look import body_of
 from .output import IO_ERROR, NEGATIVE, OK, TRY_LATER, Record
@@ -194,6 +196,9 @@ class Request:
         try:
             with _ended_by_signals(), self._queue:
                 answer = self._queue._request(send, timeout, self._fields)
+        except Unavailable as error:
+            output.note(f"error: {error}")
+            return TRY_LATER
         except KeyboardInterrupt as error:
             sent = f"message {self._sent[0].id} was sent" if self._sent else "nothing was sent"
             raise KeyboardInterrupt(f"{sent}, and no answer is awaited") from error

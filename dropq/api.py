@@ -455,7 +455,9 @@ class Queue(Sender):
             The answer, settled already, with its body; None if no answer came in that time.
 
         Raises:
-            NoSuchQueue, StorageError: as of `send`; or the temporary queue could not be made, and nothing was sent.
+            NoSuchQueue: as of `send`; or the request came back, as it was sent to a missing queue.
+            StorageError: as of `send`; or the temporary queue could not be made, and nothing was sent.
+            Unavailable: the request came back for another reason, which the error names, with the queue.
             QueueFull: the queue is full, and rejects or discards; nothing was sent.
             ValueError: a timeout of 0, a reply_to, or a value that no name can hold; nothing was sent.
         """
@@ -470,8 +472,14 @@ class Queue(Sender):
         requesters = self._requesters
         if requesters is None:  # RACE: threads may make two; the one that is not kept ends what it keeps
             requesters = self._requesters = Requesters()
+        try:
+            asked = self.context
+        except NoSuchQueue:
+            if (sender := self._missing_queue_sender()) is None:
+                raise
+            asked = sender._destination
         return request(
-            self.context,
+            asked,
             send,
             _seconds(timeout),
             fields,

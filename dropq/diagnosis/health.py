@@ -398,7 +398,7 @@ class _Snapshot:
         )
         if letters:
             text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
-            way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
+            way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those that became letters here"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for row, count in Counter(row for row, _ in self._given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
 from dropq.filters.tree import Node, Path, Value
-from dropq.format.names import KEYWORDS
+from dropq.format.names import KEYWORDS, RESERVED
 
 log = logging.getLogger("dropq")
 
@@ -38,6 +38,8 @@ HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
     "JMSRedelivered", "JMSDeliveryMode", "JMSDestination",
 )  # fmt: skip
+#: The names of dropq's own that a filter knows: where a message could not be delivered, and why.
+ENVELOPE = ("JMS_dropq_origin", "JMS_dropq_reason")
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: The tokens that end an operand: after them / divides, anywhere else it begins a path.
 _OPERANDS = frozenset(["identifier", "string", "number", "path", "TRUE", "FALSE", "NULL", ")"])
@@ -312,7 +314,8 @@ class Parser(ABC):
         if token.kind == "(":
             return self._group()
         if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
-            raise self._unexpected(f"a header field ({', '.join(HEADERS)}) or a property")
+            known = ENVELOPE if token.text.startswith(RESERVED) else HEADERS
+            raise self._unexpected(f"a header field ({', '.join(known)}) or a property")
         if self._accept("identifier"):
             self.identifiers.add(token.text)
             return Part(tree.identifier(token.text), token.at, None, name=token.text)
@@ -376,4 +379,6 @@ def literal(value: Value, at: int) -> Part:
 
 def _may_be(identifier: str) -> bool:
     """Return whether a name that begins with JMS is a header field, or may be a property."""
+    if identifier.startswith(RESERVED):
+        return identifier in ENVELOPE
     return identifier in HEADERS or identifier.startswith(("JMSX", "JMS_"))

@@ -48,6 +48,8 @@ def for_name(
         "JMSExpiration": name.expiration,
         "JMSRedelivered": count > 1,
         "JMSXDeliveryCount": count,
+        "JMS_dropq_origin": name.origin or None,
+        "JMS_dropq_reason": name.reason or None,
     }
     if body is None:
         return fields.get

@@ -55,7 +55,6 @@ _OURS = {
     "JMS_dropq_via": ("via", "S"),
     "JMS_dropq_hops": ("hops", "I"),
     "JMS_dropq_origin": ("origin", "S"),
-    "JMS_dropq_returnTo": ("return_to", "S"),
     "JMS_dropq_from": ("from_client", "S"),
     "JMS_dropq_reason": ("reason", "S"),
     "JMS_dropq_copied": ("copied", "S"),
@@ -65,12 +64,16 @@ _OURS = {
     "JMS_dropq_cut": ("cut", "I"),
     "JMS_dropq_replay": ("replayed", "B"),
 }
+#: How the names of dropq's own properties begin, but for the delivery count.
+RESERVED = "JMS_dropq_"
+#: What an older dropq wrote of a bounce: it is left out when a name is read.
+_FORMER = "JMS_dropq_returnTo"
 #: What `copied` says in a name of an older dropq: the selectors of whichever queue it lies in made their copies.
 COPIED_HERE = "true"
 _COPIED_HERE = "JMS_dropq_copiedB=true"
 #: The attributes that `write` puts before the sender's properties.
 _WRITTEN_FIRST = ("first", "delivery_count")
-_SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
+_SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
@@ -116,7 +119,6 @@ class Name:
     via: str = ""
     hops: int = 0
     origin: str = ""
-    return_to: str = ""
     from_client: str = ""
     reason: str = ""
     copied: str = ""
@@ -289,7 +291,8 @@ def _sort_properties(pairs: Iterable[tuple[str, Typed]], problems: list[str]) ->
     attributes: dict[str, Any] = {"properties": properties}
     for key, typed in pairs:
         if key not in _OURS:
-            properties[key] = typed
+            if key != _FORMER:
+                properties[key] = typed
             continue
         attribute, kind = _OURS[key]
         if attribute == "copied" and typed.type == "B":
@@ -362,8 +365,7 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
 def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
-    These parts leave the name: correlation, reply-to, type, properties, origin and return address; and the id, if
-    its encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
+    These parts leave the name: correlation, reply-to, type, properties, origin and sender; and the id, if its encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
     marker.
 
     Args:
@@ -385,8 +387,8 @@ def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, di
         "properties": _spilled_properties(name),
     }
     short = replace(
-        name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", return_to="",
-        from_client="", meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
+        name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", from_client="",
+        meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
     if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > budget):
@@ -468,7 +470,6 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
         type=name.type or _sidecar_text(sidecar, "type", problems),
         properties={**attributes["properties"], **name.properties},
         origin=name.origin or attributes.get("origin", ""),
-        return_to=name.return_to or attributes.get("return_to", ""),
         from_client=name.from_client or attributes.get("from_client", ""),
         meta="",
     )
@@ -556,7 +557,7 @@ PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 #: Matches a name with a priority in the usual form and a generated id, whatever follows.
 tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
 #: Matches a name that may have a marker or a counter that only dropq writes.
-may_be_marked = re.compile("JMS_dropq_").search
+may_be_marked = re.compile(RESERVED).search
 #: Whether a name may say that copies were made.
 may_be_copied = re.compile("JMS_dropq_copied").search
 

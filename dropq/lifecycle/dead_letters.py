@@ -1,7 +1,8 @@
 """Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
 
-A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
-(`reasonS`, one word). It has no expiration any more. Its counters and its clock start again with its arrival, and the
+A dead letter is a message like any other. Its name says in which queue it could not be delivered first (`originS`), and
+why it could not be delivered last (`reasonS`, one word); both stay when selectors, routes and commands move it on, until
+it is sent anew. It has no expiration any more. Its counters and its clock start again with its arrival, and the
 limits of the queue that it is in now act on it as on any message. Becoming a dead letter is a hop, and the number of
 hops is limited: so rings of dead-letter queues end.
 """
@@ -18,6 +19,9 @@ from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
 
+#: Reasons: it was sent to a queue that is not there; it was bounced.
+NO_SUCH_QUEUE, BOUNCED = "no_such_queue", "bounced"
+
 
 def find_layout(root: str, name: str) -> QueueLayout | None:
     """Return where the dead-letter queue of a name is; None if the root has no queue of this name."""
@@ -30,7 +34,7 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
     """Return what the name of a dead letter says: one hop more than before, and counters that start again.
 
     Args:
-        origin: the address of the queue that it is in.
+        origin: the address of the queue in which it could not be delivered first.
         reason: why it cannot be delivered there, in a word of at most 32 bytes.
         now: the time in ms, from which the expiration of its new queue counts.
     """

@@ -151,7 +151,8 @@ class Moves:
 
     def _move_to_dead_letter_queue(self, source: str, destination: QueueLayout, name: Name, reason: str) -> str:
         """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
-        name = dead_letters.letter(name, self.context.name, reason, self.context.clock.now_ms())
+        origin = self._sidecars.whole(name).origin if name.reason else ""  # it may be in the sidecar
+        name = dead_letters.letter(name, origin or self.context.name, reason, self.context.clock.now_ms())
         sidecars = self.context.sidecars.at(destination)
         if name.meta:
             sidecars.make_known()
@@ -285,8 +286,6 @@ class Moves:
         what `requeue` does.
         """
         name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
-        if name.reason:  # a dead letter that is moved on becomes a plain message
-            name = replace(self._sidecars.whole(name), reason="", origin="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
         return self._move_to_queue(self._layout.target, file.filename, to, name)
 
@@ -318,10 +317,15 @@ class Moves:
         return given
 
     def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
-        """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
+        """Move a waiting message to its return address; result as of `move_on`.
+
+        It says that this queue bounced it, unless it says already where it could not be delivered, and why.
+        """
         name = self._sidecars.whole(file.name.unmarked)
-        name = replace(naming.uncounted(name), via="", copied="", hops=name.hops + 1, reason="", origin="")
-        name = replace(name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms())
+        name = replace(naming.uncounted(name), via="", copied="", hops=name.hops + 1, reply_to=None)
+        if not name.origin:
+            name = replace(name, origin=self.context.name, reason=dead_letters.BOUNCED)
+        name = replace(name, since=to.clock.now_ms())
         return self._leave(self._layout.target, file.filename, to, name)
 
     def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
@@ -396,7 +400,8 @@ class Moves:
 
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message to a subscription, for its first delivery; its expiration stays."""
-        name = replace(naming.uncounted(self._sidecars.parse(filename)), via="")
+        name = naming.without_envelope(self.context, self._sidecars.parse(filename))
+        name = replace(naming.uncounted(name), via="")
         name = replace(name, lapsed="", from_client="", copied="", since=to.root.ids.moment(name.id))
         return self._copy_to(filename, to, name)
 

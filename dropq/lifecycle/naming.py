@@ -88,14 +88,17 @@ def restarted(context: QueueContext, file: MessageFile, to: QueueContext) -> Nam
 
     In another queue it is no dead letter any more.
     """
-    name = file.name
-    if name.reason and to.layout.home != context.layout.home:
-        name = replace(context.sidecars.whole(name), origin="", reason="")  # the origin may be in the sidecar
+    name = file.name if to.layout.home == context.layout.home else without_envelope(context, file.name)
     if name.generated:
         with to.error_context("the message stays where it was"):
             to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
     name = replace(uncounted(name), via="", hops=0, expiration=0, lapsed="")
     return replace(name, since=to.root.ids.moment(name.id), copied=stays_copied(context, name, to))
+
+
+def without_envelope(context: QueueContext, name: Name) -> Name:
+    """Return a name that does not say where its message could not be delivered, and why."""
+    return replace(context.sidecars.whole(name), origin="", reason="") if name.reason else name
 
 
 def stays_copied(context: QueueContext, name: Name, to: QueueContext) -> str:

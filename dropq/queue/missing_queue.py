@@ -8,15 +8,13 @@ from typing import Any
 from dropq.durations import parse_duration
 from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.dead_letters import NO_SUCH_QUEUE
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import refuse_away
 from dropq.lifecycle.sending import Outlet
 from dropq.queue.sender import Headers, Sender
 
 log = logging.getLogger("dropq")
-
-#: Why a message that was sent to a missing queue is a dead letter.
-NO_SUCH_QUEUE = "no_such_queue"
 
 
 class MissingQueueSender(Sender):

@@ -216,7 +216,6 @@ class RecordSettlement(Settlement):
             delivery_count=name.delivery_count,
             since=since,
             origin=name.origin,
-            return_to=name.return_to,
             reason=name.reason,
             copied=name.copied,
             copy=self._copy_mark(name),

@@ -213,9 +213,8 @@ class Mover:
         """Return the name of a claimed message's copies, and the name under which the message itself waits again."""
         sidecars = self._context.sidecars
         name = sidecars.parse(claim.own_name)
-        letter = replace(sidecars.whole(name), reason="", origin="") if name.reason else name
         copied = replace(
-            letter.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
+            name.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
             copy=os.urandom(5).hex(), foreign=False, since=self._context.clock.now_ms(), copied="", replayed=False,
         )  # fmt: skip
         back = replace(

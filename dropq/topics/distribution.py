@@ -399,7 +399,7 @@ class Distributor:
         if not names.may_be_marked(claim.own_name) and "JMSXDeliveryCount" not in claim.own_name:
             return claim.own_name
         sidecars = self.context.sidecars
-        name = sidecars.parse(claim.own_name).unmarked
+        name = naming.without_envelope(self.context, sidecars.parse(claim.own_name).unmarked)
         name = replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
         return sidecars.fit(replace(name, via="", from_client=""))
 

@@ -20,10 +20,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
 
-from dropq.errors import DropqError, LeaseLost, NoSuchQueue, QueueFull
+from dropq.errors import DropqError, LeaseLost, NoSuchQueue, QueueFull, Unavailable
 from dropq.format.claims import Location
 from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.dead_letters import NO_SUCH_QUEUE
 from dropq.lifecycle.open_queue import open_queue
 from dropq.queue.message import Message, SettledMessage
 from dropq.queue.sender import Sent
@@ -107,7 +108,11 @@ class Requester:
             return True
 
     def ask(self, send: Send, fields: Mapping[str, Any], seconds: float | None, ending: Ending) -> Reply | None:
-        """Send a request and wait for its answer; return None if none came in time, or it was given up."""
+        """Send a request and wait for its answer; return None if none came in time, or it was given up.
+
+        Raises:
+            NoSuchQueue, Unavailable: the request itself came back, as it was sent to a missing queue, or was bounced.
+        """
         if ending.has_come():
             return None
         sent = send(**fields, reply_to=self.name)
@@ -120,7 +125,7 @@ class Requester:
             message = self._next(min(max(left, 0), ephemeral.TOUCH_INTERVAL), sent, ending)
             if message is None and left <= ephemeral.TOUCH_INTERVAL:
                 return None
-            if message is not None and (reply := self._taken(message, wanted)) is not None:
+            if message is not None and (reply := self._taken(message, wanted, sent.id)) is not None:
                 return reply
         return None
 
@@ -140,11 +145,13 @@ class Requester:
             "answer cannot come"
         ) from removed
 
-    def _taken(self, message: Message, wanted: str) -> Reply | None:
-        """Settle a message; return it if it is the answer."""
+    def _taken(self, message: Message, wanted: str, sent: str) -> Reply | None:
+        """Settle a message; return it if it is the answer; raise an error if it is the request."""
         reply = Reply(message)
         with suppress(LeaseLost):  # somebody removed our sign of life; what comes back goes with the queue
             message.ack()
+        if reply.id == sent:
+            raise _came_back(reply)
         # A JMS client writes an id as the header JMSMessageID has it.
         if reply.correlation_id in (wanted, f"ID:{wanted}"):
             return reply
@@ -195,6 +202,14 @@ class Requesters:
     def end(self) -> None:
         """End those that are kept."""
         _end_all(self._idle)
+
+
+def _came_back(request: Reply) -> DropqError:
+    """Return the error that a request was bounced to who sent it."""
+    queue, reason, came_back = request.origin, request.dead_letter_reason, f"request {request.id} came back"
+    if reason == NO_SUCH_QUEUE:
+        return NoSuchQueue(f"{came_back}: queue {queue} is not there ({reason}); send it again when its service runs")
+    return Unavailable(f"{came_back}: queue {queue} did not keep it ({reason}); send it again later")
 
 
 def _popped(idle: list[Requester]) -> Requester | None:

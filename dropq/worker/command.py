@@ -8,7 +8,7 @@ on purpose, by starting a session, survive.
 The body is on the command's standard input. Its environment has:
 
 - DROPQ_ID, DROPQ_QUEUE, DROPQ_ROOT, DROPQ_PRIORITY, DROPQ_DELIVERY_COUNT,
-- DROPQ_TYPE, DROPQ_CORRELATION_ID and DROPQ_REPLY_TO, if the message has them,
+- DROPQ_TYPE, DROPQ_CORRELATION_ID, DROPQ_REPLY_TO, DROPQ_ORIGIN and DROPQ_REASON, if the message has them,
 - DROPQ_PROP_NAME for each property, NAME spelled as the sender spelled it,
 - DROPQ_RECEIPT, which `dropq ack` and similar commands take, also after the lease was renewed,
 - DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the name of the file that it
@@ -409,6 +409,8 @@ def environment(
         "DROPQ_TYPE": message.type,
         "DROPQ_CORRELATION_ID": message.correlation_id,
         "DROPQ_REPLY_TO": message.reply_to,
+        "DROPQ_ORIGIN": message.origin,
+        "DROPQ_REASON": message.dead_letter_reason,
         "DROPQ_RECEIPT": message.receipt,
         "DROPQ_RECORD": record,
         "DROPQ_FAILED": failed,

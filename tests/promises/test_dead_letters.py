@@ -273,11 +273,11 @@ def test_a_letter_that_a_script_moves_back_has_the_limits_of_its_queue_again(roo
     assert nacked(orders).state == "dead-letter"
 
 
-def test_a_letter_of_a_letter_names_the_last_queue(root: Root) -> None:
+def test_a_letter_of_a_letter_names_the_first_queue_and_the_last_reason(root: Root) -> None:
     letters = five_times(root, max_deliveries=1, dead_letter_queue="more", exhausted="dead-letter")
     more = root.create_queue("more")
     assert Moves(letters.context).to_dead_letter(only(letters)._file, "unroutable") is not None
-    assert (only(more).origin, only(more).dead_letter_reason) == ("letters", "unroutable")
+    assert (only(more).origin, only(more).dead_letter_reason) == ("orders", "unroutable")
 
 
 def ring(path: Path, **options: Any) -> tuple[Queue, Queue]:

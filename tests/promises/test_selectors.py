@@ -1001,7 +1001,7 @@ def test_a_router_goes_on_with_a_removal_that_was_cut_short(root: Root) -> None:
     assert (bodies(source), bodies(goal), os.listdir(selectors_folder)) == (["a"], [], [])
 
 
-def test_a_dead_letter_that_a_selector_takes_on_is_none_any_more(root: Root) -> None:
+def test_limits_end_a_dead_letter_that_a_selector_took_on_and_it_still_says_where_it_came_from(root: Root) -> None:
     dead, again = root.create_queue("dead"), root.create_queue("again", max_deliveries=2, redelivery_delay=0)
     source = root.create_queue(
         "source", max_deliveries=1, exhausted="dead-letter", dead_letter_queue="dead", redelivery_delay=0
@@ -1011,7 +1011,7 @@ def test_a_dead_letter_that_a_selector_takes_on_is_none_any_more(root: Root) -> 
     taken(source).nack()
     assert dead.route() == {"again": 1}
     message = taken(again)
-    assert (message.origin, message.dead_letter_reason) == (None, None)
+    assert (message.origin, message.dead_letter_reason) == ("source", "max_deliveries")
     message.nack()
     taken(again).nack()
     assert again.counts()["error"] == 1

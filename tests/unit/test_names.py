@@ -98,7 +98,7 @@ names = st.builds(
     via=marks,
     hops=counts,
     origin=text,
-    return_to=text,
+    from_client=text,
     first=counts,
     record=counts,
     records=counts,
@@ -239,12 +239,12 @@ class TestTheExamplesOfTheProtocol:
             via="q/s",
             hops=6,
             origin="o",
-            return_to="r.s",
+            from_client="c.d",
         )
         assert write(name) == (
             "4.a.B.....JMSXDeliveryCountI=2&xI=1&JMS_dropq_cancelsI=3&JMS_dropq_notBeforeL=4&JMS_dropq_sinceL=5"
             "&JMS_dropq_copyS=c&JMS_dropq_metaS=m&JMS_dropq_viaS=q%2Fs&JMS_dropq_hopsI=6&JMS_dropq_originS=o"
-            "&JMS_dropq_returnToS=r%2Es"
+            "&JMS_dropq_fromS=c%2Ed"
         )
 
 
@@ -637,7 +637,7 @@ class TestTheBudget:
             delivery_count=deliveries,
             cancels=cancels,
             origin=other,
-            return_to=other,
+            from_client=other,
         )
         short, _ = shorten(name, token)
         assert len(write(short)) <= NAME_BUDGET
