@@ -219,7 +219,7 @@ def browse(
     columns = (*COLUMNS, *MORE.get(looked_at, ()), *(_further(first[0]) if first else ()))
     shell.show(_records(chain(first, messages)), columns, spare=SPARE)
     if filter is not None and not first and count != 0:
-        _explain_filter(queue, looked_at, filter)
+        explain_filter(queue, looked_at, filter)
 
 
 def _further(message: Message) -> Iterator[str]:
@@ -265,7 +265,7 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
     return f"{why}: {PLAIN[why]}", f"{detail} ({holders})" if holders else detail
 
 
-def _explain_filter(queue: Queue, state: str, filter: str) -> None:
+def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
     from dropq.filters.grammar import ENVELOPE, HEADERS

@@ -14,7 +14,7 @@ import typer
 from dropq.errors import LeaseLost
 
 from . import output
-from .look import first_of, record_of
+from .look import explain_filter, first_of, record_of
 from .options import (
     Filter,
     Headers,
@@ -214,6 +214,8 @@ def receive(
     if messages:
         return OK
     output.note(_nothing_of(queue))
+    if filter is not None:
+        explain_filter(queue, "target", filter)
     return NO_INPUT
 
 

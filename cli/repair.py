@@ -178,6 +178,8 @@ def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
         way = f"`dropq requeue {quote(task.queue.name)} --to-origin {those}` puts each back where it came from"
         text = f"{letters} in {other}/ of {task.queue.name}"
         output.note(f"{text}: {f'look there with --state {other}' if to_origin else way}")
+    elif to_origin and not plan:
+        output.note(_by_origin(task))
     return NEGATIVE if code == OK and (count or to_origin) else code
 
 

@@ -15,6 +15,7 @@ from dropq.errors import NoSuchMessage
 from dropq.format.layout import UNSETTLED
 
 from . import output
+from .look import explain_filter
 from .options import Filter, Json, QueueName, duration, lease_of, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
@@ -131,6 +132,10 @@ def work(
     reporter.sum_up()
     if report.left and not quiet:
         output.note(_left(report))
+    taken = report.acked + report.failed + report.retried + report.rejected + report.lost + report.returned
+    if filter is not None and not taken and not quiet:
+        for queue in queues:
+            explain_filter(queue, "target", filter)
     if report.halted is not None:
         output.note(f"error: {report.halted}")
         return UNAVAILABLE

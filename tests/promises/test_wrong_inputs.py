@@ -206,6 +206,8 @@ WRONG: list[tuple[str, int, list[str]]] = [
         0,
         ["no message in error/ of work", "the header is JMSPriority"],
     ),
+    ("receive work --filter 'priority > 4'", 66, ["no message in target/ of work", "the header is JMSPriority"]),
+    ("work work --until-empty --filter 'priority > 4' -- true", 0, ["no message in target/", "JMSPriority"]),
     ("browse work --state error --filter 'region = EU'", 0, ["no message in error/", "EU", "in quotes: 'EU'"]),
     *[
         (f"{command} --filter '{text}'", 2, says)
