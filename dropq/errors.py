@@ -43,11 +43,9 @@ class QueueFull(DropqError):
 
     Attributes:
         sent: the messages that `send_many` had sent before, in order.
-        overflows_to: the address that the queue's overflow selector sends to; "" if it has none.
     """
 
     sent: Sequence[Sent] = ()
-    overflows_to: str = ""
 
 
 class BacklogReached(DropqError):

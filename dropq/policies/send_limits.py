@@ -44,6 +44,14 @@ class MustWait(Exception):
     """Raised instead of a wait for room, for a sender that has something else to do; nothing was sent."""
 
 
+class Overflowing(QueueFull):
+    """Raised where the `selector` of a full queue takes what the queue refuses."""
+
+    def __init__(self, text: str, selector: Selector) -> None:
+        super().__init__(text)
+        self.selector = selector
+
+
 class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
@@ -218,16 +226,17 @@ class Limit:
     def _overflow_now(self, why: str) -> None:
         """Raise QueueFull, with why and where to send instead, if the queue has an overflow selector."""
         if self._follows and (one := self._overflow_selector()) is not None:
-            full = QueueFull(f"{why}, and its overflow selector sends to {one.to}: nothing was sent")
-            full.overflows_to = one.to or ""
-            raise full
+            goes = f"sends to {one.to}" if one.to else "bounces"
+            raise Overflowing(f"{why}, and its overflow selector {goes}: nothing was sent", one)
 
     def why_not(self) -> str:
         """Return what becomes of a message that is sent now; "" if it is admitted."""
         if self.has_room():
             return ""
-        if (one := self._overflow_selector()) is None or one.to is None:
+        if (one := self._overflow_selector()) is None:
             return OVERFLOW[self._overflow]
+        if one.to is None:
+            return f"selector {one.name} bounces what is sent, and what has no return address is refused"
         if find_layout(self._context.root.layout.path, one.to) is None:
             return f"sends are refused, as selector {one.name} sends to {one.to}, which is missing"
         return f"selector {one.name} takes what is sent to {one.to}"

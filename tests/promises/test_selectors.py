@@ -21,7 +21,7 @@ import pytest
 from helpers import FRESH, Clock, drop, files, next_moment, timed, until
 from helpers import take as taken
 
-from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
+from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root, Unavailable
 from dropq.cli import main as cli
 from dropq.format.layout import QueueLayout
 from dropq.lifecycle import credits
@@ -806,6 +806,70 @@ def test_the_overflow_selector_takes_what_is_sent_to_a_full_queue(
     with pytest.raises(QueueFull):
         SENDS[send](queue, tmp_path / "file")  # the other is full, too
     assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+
+
+def written(queue: Queue, **fields: Any) -> str:
+    with queue.writer(**fields) as writing:
+        writing.write(b"more")
+    return ""
+
+
+BOUNCED: dict[str, Callable[..., object]] = {
+    "send": lambda queue, path, **fields: queue.send("more", **fields).delivered_to,
+    "send_many": lambda queue, path, **fields: queue.send_many([{"body": "more", **fields}])[0].delivered_to,
+    "send_file": lambda queue, path, **fields: queue.send_file(path, **fields).delivered_to,
+    "writer": lambda queue, path, **fields: written(queue, **fields) or "asker",
+}
+
+
+@pytest.mark.parametrize("overflow", ["reject", "discard", "block"])
+@pytest.mark.parametrize("send", BOUNCED)
+def test_an_overflow_selector_bounces_what_a_full_queue_refuses(
+    root: Root, tmp_path: Path, send: str, overflow: str
+) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1, overflow=overflow)
+    asker = root.create_queue("asker", max_unprocessed=1, overflow="discard")
+    root.create_queue("other")
+    queue.add_selector("back", op="bounce", to="asker", role="overflow")
+    (tmp_path / "file").write_text("more")
+    queue.send("first")
+    assert BOUNCED[send](queue, tmp_path / "file", reply_to="asker", correlation_id="c") == "asker"
+    (back,) = asker.browse()
+    assert (back.text, back.reply_to, back.correlation_id) == ("more", None, "c")
+    assert (back.origin, back.dead_letter_reason) == ("queue", "overflow")
+    for fields, why in [
+        ({"reply_to": "asker"}, "queue asker is full"),
+        ({"reply_to": "other"}, "the selector returns nothing to other"),
+        ({"reply_to": "missing"}, "the selector returns nothing to missing"),
+        ({}, "the message has no return address"),
+    ]:
+        with pytest.raises(QueueFull, match=why):
+            BOUNCED[send](queue, tmp_path / "file", **fields)
+    assert (bodies(queue), bodies(asker)) == (["first"], ["more"])
+
+
+def test_an_overflow_selector_bounces_to_no_missing_queue_and_no_job(root: Root) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1)
+    queue.add_selector("back", op="bounce", to="*", role="overflow")
+    queue.send("first")
+    for address in ("missing", "no address?", "queue"):
+        with pytest.raises(QueueFull, match="its overflow selector bounces"):
+            queue.send("second", reply_to=address)
+    with pytest.raises(QueueFull, match="what is sent has no return address"):
+        queue._admit_job(1)
+    records = queue.record_writer(reply_to="asker")
+    records.write({})
+    with pytest.raises(QueueFull, match="what is sent has no return address"):
+        records.close()
+    assert bodies(queue) == ["first"]
+
+
+def test_a_request_to_a_full_queue_whose_overflow_selector_bounces_comes_back(root: Root) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1)
+    queue.add_selector("back", op="bounce", role="overflow")
+    queue.send("first")
+    with pytest.raises(Unavailable, match=r"came back: queue queue did not keep it \(overflow\)"):
+        queue.request("second", timeout=60)
 
 
 def test_a_writer_and_the_rest_of_a_batch_go_to_the_overflow_selector(root: Root) -> None:

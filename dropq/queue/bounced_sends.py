@@ -1,0 +1,90 @@
+"""Sends to a full queue whose overflow selector bounces: each message goes to its own return address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from typing import IO, Any, NoReturn
+
+from dropq.config.selectors import may_return_to
+from dropq.errors import DropqError, QueueFull
+from dropq.format.addresses import check_address
+from dropq.format.names import TOPIC_REPLY
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.sending import Outlet
+from dropq.policies.send_limits import Overflowing, SendLimits
+from dropq.queue.sender import Headers, Sender, Sent
+
+#: Why such a message could not be delivered.
+OVERFLOW = "overflow"
+
+
+class _Returning(Sender):
+    """Sends to a return address, which is asked for room once."""
+
+    def __init__(self, destination: QueueContext, origin: str) -> None:
+        self.name, self._opened = destination.name, Outlet(destination)
+        self._marks = {"origin": origin, "reason": OVERFLOW}
+        self._limits = SendLimits(self.name, destination, rejects=True)
+
+
+class BouncingSender(Sender):
+    """Sends each message to its return address, without that address, and with the full queue as its origin.
+
+    A message is refused as by any full queue if it has no return address, if the selector does not return to it, or if
+    that queue is missing or full. So is what has no return address of its own: a job, and records.
+    """
+
+    def __init__(self, queue: QueueContext, full: Overflowing) -> None:
+        self.name = queue.name
+        self._queue, self._full = queue, full
+        self._open: dict[str, Sender] = {}
+
+    @property
+    def _outlet(self) -> Outlet:
+        self._refuse("what is sent has no return address")
+
+    def _admit(self, count: int = 1, *, whole: bool = False) -> int:
+        self._refuse("what is sent has no return address")
+
+    def _send(self, body: bytes | str, headers: Headers) -> Sent:
+        return self._to(headers.reply_to)._send(body, headers._replace(reply_to=None))
+
+    def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+        for message in batch:
+            fields = message if isinstance(message, Mapping) else {"body": message}
+            self._to(fields.get("reply_to"))._send_admitted([{**fields, "reply_to": None}], sent)
+
+    def _send_one_file(
+        self, sent: list[Sent], path: str | PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
+    ) -> None:
+        self._to(fields.get("reply_to"))._send_one_file(sent, path, move=move, **{**fields, "reply_to": None})
+
+    @contextmanager
+    def _writer(self, **fields: Any) -> Iterator[IO[bytes]]:
+        with self._to(fields.get("reply_to"))._writer(**{**fields, "reply_to": None}) as writing:
+            yield writing
+
+    def _to(self, reply_to: str | None) -> Sender:
+        """Return the sender to a return address."""
+        address = (reply_to or "").removeprefix(TOPIC_REPLY)
+        if not address:
+            self._refuse("the message has no return address")
+        if not may_return_to(self._full.selector, address):
+            self._refuse(f"the selector returns nothing to {address}: add that to its `to` if it may")
+        sender = self._open.get(address)
+        if sender is None:
+            try:
+                check_address(address)
+                destination = open_queue(self._queue.root, address)
+            except DropqError as error:
+                self._refuse(str(error), error)
+            if destination.layout.home == self._queue.layout.home:
+                self._refuse("the return address is the full queue itself")
+            sender = self._open[address] = _Returning(destination, self._queue.name)
+        return sender
+
+    def _refuse(self, why: str, cause: DropqError | None = None) -> NoReturn:
+        raise QueueFull(f"{self._full}; {why}") from cause
