@@ -365,8 +365,8 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
 def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
-    These parts leave the name: correlation, reply-to, type, properties, origin and sender; and the id, if its encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
-    marker.
+    These parts leave the name: correlation, reply-to, type, properties, origin and sender; and the id, if its encoding
+    is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy marker.
 
     Args:
         token: names the sidecar: at most MARK_LIMIT letters, digits, - and _.

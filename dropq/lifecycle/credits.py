@@ -38,10 +38,10 @@ def spend(context: QueueContext, via: Via, credit: Credit) -> None:
     """Make the file of a credit; call it under the policy lock of the queue."""
     folder = f"{context.layout.credits}/{via.token}"
     try:
-        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole=True)
+        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole_in=folder)
     except FileNotFoundError:
         context.storage.make_folder(folder)
-        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole=True)
+        context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False, sole_in=folder)
 
 
 def unspend(context: QueueContext, via: Via) -> None:

@@ -1,10 +1,10 @@
 """Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
 
-A dead letter is a message like any other. Its name says in which queue it could not be delivered first (`originS`), and
-why it could not be delivered last (`reasonS`, one word); both stay when selectors, routes and commands move it on, until
-it is sent anew. It has no expiration any more. Its counters and its clock start again with its arrival, and the
-limits of the queue that it is in now act on it as on any message. Becoming a dead letter is a hop, and the number of
-hops is limited: so rings of dead-letter queues end.
+A dead letter is a message like any other. Its name says in which queue it could not be delivered first (`originS`),
+and why, the last time, in one word (`reasonS`). Both stay when selectors, routes and commands move it on, until it
+begins anew. It has no expiration any more. Its counters and its clock start again with its arrival, and the limits of
+the queue that it is in now act on it as on any message. Becoming a dead letter is a hop, and the number of hops is
+limited: so rings of dead-letter queues end.
 """
 
 from __future__ import annotations

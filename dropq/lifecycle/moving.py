@@ -29,7 +29,6 @@ from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
-from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
@@ -496,7 +495,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         reason: the path of the file that says why it goes there, which names it and its inode.
     """
     folder = context.layout.folder(state)
-    move = context.storage.move
+    move: Callable[[str, str], None] = context.storage.move
     try:
         if state in WAITING:
             context.storage.make_folder(folder)
@@ -529,7 +528,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
 
     Args:
         own_name: its file name; in target/, a unique one.
-        end: processed, where it goes as by `archive`; target; or unlink, where parts of it take its place.
+        end: processed, where it replaces no other message; target; or unlink, where parts of it take its place.
     """
     if end == "target":
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -542,7 +541,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
         return
     for file in naming.names_at_the_end(context, own_name):
         try:
-            return archive(context.storage, path, f"{context.layout.processed}/{file}")
+            return context.storage.move(path, f"{context.layout.processed}/{file}", is_generated)
         except FileExistsError:  # a file of the same name was archived before: both stay
             continue
         except FileNotFoundError:
@@ -551,17 +550,9 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str = "proce
             raise
 
 
-def archive(storage: Storage, source: str, destination: str) -> None:
-    """Rename a message into processed/, where it replaces no other message.
-
-    A generated id is unique, so that its name is not reserved where renames replace: only a copy made by hand has it.
-
-    Raises:
-        FileExistsError: the name is taken; nothing was changed.
-        FileNotFoundError: the source is gone.
-    """
-    move = storage.rename_guarded if names.tells_time(os.path.basename(destination)) else storage.move
-    move(source, destination)
+def is_generated(path: str) -> bool:
+    """Return whether the id in a path's name is a generated one: only a copy made by hand has the same name."""
+    return bool(names.tells_time(os.path.basename(path)))
 
 
 def settled(context: QueueContext, own_name: str, location: Location, *folders: str, fate: str = SETTLED) -> Location:

@@ -28,8 +28,9 @@ class Outlet:
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
         """Write a body into working/, under the name that the message will have; `synced` as for `write_new`."""
         try:
-            path, sole = f"{self._layout.working}/{file}", bool(names.tells_time(file))
-            self._storage.write_new(path, data, synced=synced, sole=sole)
+            working = self._layout.working
+            sole_in = working if names.tells_time(file) else ""
+            self._storage.write_new(f"{working}/{file}", data, synced=synced, sole_in=sole_in)
         except OSError as error:
             raise self.not_sent(error) from error
 
@@ -39,9 +40,10 @@ class Outlet:
         Where this publishes to a topic, return whether every receiver has the message; else None. The message is
         delivered from `not_before` on, in ms.
         """
-        staged = f"{self._layout.working}/{file}"
+        working = self._layout.working
+        staged = f"{working}/{file}"
         try:
-            self._storage.write_new(staged, data, sole=True)
+            self._storage.write_new(staged, data, sole_in=working)
         except OSError as error:
             raise self.not_sent(error) from error
         try:

@@ -20,7 +20,15 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, returned
-from dropq.lifecycle.moving import Moves, archive, known_of, make_folder, move_with_reason, settled, sync_settled
+from dropq.lifecycle.moving import (
+    Moves,
+    is_generated,
+    known_of,
+    make_folder,
+    move_with_reason,
+    settled,
+    sync_settled,
+)
 from dropq.lifecycle.processing import find_renewed, move_out
 from dropq.lifecycle.sending import move_to_wait
 from dropq.storage import reading
@@ -137,7 +145,7 @@ class Claims(Settlement):
             file = next(others)
         while True:
             try:
-                archive(self._storage, claim.path, f"{self._layout.processed}/{file}")
+                self._storage.move(claim.path, f"{self._layout.processed}/{file}", is_generated)
                 break
             except FileExistsError:  # a file of the same name was archived before: both stay
                 others = others or naming.kept_names(self.context, naming.counted(self.context, claim))

@@ -54,7 +54,7 @@ class BouncingSender(Sender):
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         for message in batch:
-            fields = message if isinstance(message, Mapping) else {"body": message}
+            fields: Mapping[str, Any] = message if isinstance(message, Mapping) else {"body": message}
             self._to(fields.get("reply_to"))._send_admitted([{**fields, "reply_to": None}], sent)
 
     def _send_one_file(

@@ -120,6 +120,7 @@ class Storage:
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
         self._natures: dict[str, tuple[bool, bool]] = {}  # see `_nature`
+        self._known_flags: dict[str, int] = {}  # what `_sole_flags` returned, by folder
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -141,13 +142,13 @@ class Storage:
                 raise
         return fd
 
-    def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True, sole: bool = False) -> None:
+    def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True, sole_in: str = "") -> None:
         """Write a new file, durable at once if `synced` and the durability asks for it; remove it when that fails.
 
         Args:
-            sole: no other file can have its name.
+            sole_in: its folder, if no other file there can have its name.
         """
-        flags = self._sole_flags(os.path.dirname(path)) if sole else CREATE
+        flags = (self._known_flags.get(sole_in) or self._sole_flags(sole_in)) if sole_in else CREATE
         fd = self.create(path, flags) if self._owns else os.open(path, flags, self._create_mode)
         try:
             try:
@@ -169,7 +170,10 @@ class Storage:
         On NFS an exclusive creation takes a second call. It stays where a sticky folder keeps users apart.
         """
         on_nfs, is_sticky = self._nature(folder, at)
-        return CREATE & ~os.O_EXCL if on_nfs and not is_sticky else CREATE
+        flags = CREATE & ~os.O_EXCL if on_nfs and not is_sticky else CREATE
+        if at is None:
+            self._known_flags[folder] = flags
+        return flags
 
     def _nature(self, folder: str, at: int | None = None) -> tuple[bool, bool]:
         """Return whether a folder is on NFS, and whether it is sticky, as it was when it was first asked for."""
@@ -182,6 +186,7 @@ class Storage:
             if at is None:
                 if len(self._natures) >= NATURES_KNOWN:
                     self._natures.clear()
+                    self._known_flags.clear()
                 self._natures[folder] = known
         return known
 
@@ -296,7 +301,7 @@ class Storage:
         temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
         if by is not None:
             self.unlink(by)  # an error may have left it
-        self.write_new(temporary, data, sole=by is None)
+        self.write_new(temporary, data, sole_in=folder if by is None else "")
         try:
             self.replace(temporary, path)
         except BaseException:
@@ -433,8 +438,10 @@ class Storage:
             # the destination, so if it is there, this rename made it.
             raise_unless_done(error, source, destination)
 
-    def move(self, source: str, destination: str) -> None:
+    def move(self, source: str, destination: str, is_unique: Callable[[str], object] | None = None) -> None:
         """Rename a file to a name that another process may have taken.
+
+        Where there is no `renameat2`, the name is reserved first, unless the destination `is_unique` by construction.
 
         Raises:
             FileExistsError: the destination exists; nothing was changed.
@@ -447,6 +454,8 @@ class Storage:
             except OSError as error:
                 if exclusive.is_done(error, source, destination):
                     return None
+        if is_unique is not None and is_unique(destination):
+            return self.rename(source, destination)
         return exclusive.rename(source, destination)
 
     def discard(self, path: str, folder: str) -> None:

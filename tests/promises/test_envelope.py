@@ -235,7 +235,7 @@ def test_filters_read_the_envelope(root: Root, service: Queue, body: str) -> Non
 def test_a_filter_that_names_another_word_of_dropqs_is_refused_and_pointed_at(text: str) -> None:
     with pytest.raises(InvalidFilter, match=r"JMS_dropq_origin, JMS_dropq_reason") as caught:
         compile_filter(text)
-    line, shown, caret = str(caught.value).split("\n")
+    _, shown, caret = str(caught.value).split("\n")
     assert shown[caret.index("^") :].startswith("JMS_dropq_")
 
 

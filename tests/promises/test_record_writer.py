@@ -414,7 +414,7 @@ def test_records_that_come_while_one_is_being_sent_share_the_next_message(
     comes, goes_on = threading.Event(), threading.Event()
     stage = Storage.write_new
 
-    def slow(self: Storage, path: str, data: bytes | memoryview, **options: bool) -> None:
+    def slow(self: Storage, path: str, data: bytes | memoryview, **options: Any) -> None:
         comes.set()
         assert goes_on.wait(15)
         stage(self, path, data, **options)

@@ -168,7 +168,7 @@ def test_a_send_many_cut_short_says_how_many_were_sent_and_leaves_no_halves(
     calls = iter(range(1, 100))
     write_new, rename = Storage.write_new, Storage.rename
 
-    def failing_write(self: Storage, path: str, data: bytes | memoryview, **options: bool) -> None:
+    def failing_write(self: Storage, path: str, data: bytes | memoryview, **options: Any) -> None:
         if next(calls) == fails_at:
             raise OSError(errno.ENOSPC, "No space left on device", path)
         write_new(self, path, data, **options)
