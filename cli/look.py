@@ -268,7 +268,8 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
 def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
-    from dropq.filters.grammar import ENVELOPE, HEADERS
+    from dropq.filters.grammar import HEADERS
+    from dropq.format.names import ENVELOPE
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     named: dict[object, None] = {}

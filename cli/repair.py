@@ -227,7 +227,7 @@ def replay(
     wanted = shell.ids(ids, everything=not ids)
     task = _Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to) if to is not None else task.queue
-    point = start or task.queue.config.recovery_point
+    point = start or task.queue.config.recovery_point or "epoch"
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {destination.name}?"
     total = task.total() if wanted is not None else None
     return task.run("replay", partial(replayed, start=start, to=destination.context), total, question=question)

@@ -258,11 +258,9 @@ def _addresses(shell: Shell, name: str | None) -> list[str]:
 
 def _record(queue: Queue) -> Record:
     """Return a topic or a subscription as a record."""
-    from dropq.upkeep.recovery import is_recovering
-
     layout = queue.layout
     subscription = SubscriptionName.of(queue.name.partition("/")[2])
-    recovering = is_recovering(queue.context)
+    recovering = queue.context.is_recovering
     traits = {
         "no_local": subscription is not None and subscription.no_local,
         "ephemeral": layout.is_subscription and exists(layout.ephemeral),

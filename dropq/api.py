@@ -806,7 +806,7 @@ class Queue(Sender):
 
         Args:
             start: where to begin: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC if
-                it names no zone); None takes the queue's recovery_point, or `epoch` if ids are given.
+                it names no zone); None takes the queue's recovery_point, else `epoch`, also if ids are given.
             filter: only messages that match it.
             ids: which messages; None takes all from the start on.
             to: the queue that they go to; None is this queue.
@@ -1129,7 +1129,7 @@ class Topic:
             durable: keep the subscription, and fill it, while no consumer receives.
             no_local: leave out what is published under the same client id.
             recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `now`, `creation`,
-                an id that dropq made, an ISO 8601 date or time; None begins now.
+                an id that dropq made, an ISO 8601 date or time; None is the topic's recovery_point, else `now`.
             max_backlog, lease_period: as for `Queue.subscribe`.
 
         Raises:
@@ -1188,7 +1188,7 @@ class Topic:
             self._context,
             subscription,
             {} if filter is None else {"filter": filter},
-            recovery_point=None if recovery_point is None else checked(recovery_point),
+            recovery_point=self._context.config.recovery_point if recovery_point is None else checked(recovery_point),
             is_ephemeral=not durable,
             force=force,
         )

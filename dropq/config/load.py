@@ -42,13 +42,14 @@ _FORBIDDEN = (
     ("target_queue_depth", "barrier_expression", "a barrier must see every message before it"),
 )
 #: The keys that count for what is published to a topic. The others in a topic's file are the defaults of its
-#: subscriptions, and so is its message_type.
+#: subscriptions, and so are those of `_ALSO_DEFAULTS`.
 _TOPIC_KEYS = frozenset(
     (
         *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
-        *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time"),
+        *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time", "recovery_point"),
     )
 )
+_ALSO_DEFAULTS = ("message_type", "recovery_point")
 #: The keys that neither a topic nor a subscription can have, and why.
 _OF_QUEUES = {
     "underlying_topic": "only a queue can be a view",
@@ -296,7 +297,7 @@ def _entries_of(
     defaults = {key: defaults[key] for key in defaults if key not in (*_OF_QUEUES, "overflow")}
     defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
     inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
-    inherited |= {key: of_topic[key] for key in of_topic if key == "message_type"}
+    inherited |= {key: of_topic[key] for key in of_topic if key in _ALSO_DEFAULTS}
     if has_dropboxmq(os.path.dirname(root_file)):
         defaults = _AT_ONCE | defaults
     merged, more = _with_letters(defaults | inherited | entries, entries, root, root_file, name)

@@ -279,7 +279,7 @@ class QueueConfig:
     barrier_expression: str | None = _key(_FILTER)
     target_queue_depth: int | None = _key(_DEPTH)
     deferred_ack_expiration: float = _key(_PERIOD, 86400.0)
-    recovery_point: str = _key(Kind(recovery_point, POINTS), "epoch")
+    recovery_point: str | None = _key(Kind(recovery_point, POINTS))
     max_unprocessed: int | None = _key(_LIMIT)
     overflow: Literal["reject", "discard", "block"] = "reject"
     unroutable_after: float = _key(_PERIOD, 60.0)

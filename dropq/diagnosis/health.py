@@ -382,10 +382,8 @@ class _Snapshot:
     def notes(self) -> Iterator[Reason]:
         """Yield what is no fault, but explains the queue's state."""
         layout = self._context.layout
-        if layout.is_subscription and reading.exists(layout.recovering):
-            yield Reason(
-                "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
-            )
+        if self._context.is_recovering:
+            yield Reason("recovering", "it is being filled with what topics archived: consumers see nothing until then")
         for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
             folder, target = f"{layout.routing}/{name}", shlex.quote(layout.target)
             nobody, done = "consumer of this queue", "delivered"

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
 from dropq.filters.tree import Node, Path, Value
-from dropq.format.names import KEYWORDS, RESERVED
+from dropq.format.names import ENVELOPE, KEYWORDS, RESERVED
 
 log = logging.getLogger("dropq")
 
@@ -38,8 +38,6 @@ HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
     "JMSRedelivered", "JMSDeliveryMode", "JMSDestination",
 )  # fmt: skip
-#: The names of dropq's own that a filter knows: where a message could not be delivered, and why.
-ENVELOPE = ("JMS_dropq_origin", "JMS_dropq_reason")
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: The tokens that end an operand: after them / divides, anywhere else it begins a path.
 _OPERANDS = frozenset(["identifier", "string", "number", "path", "TRUE", "FALSE", "NULL", ")"])

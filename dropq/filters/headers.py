@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dropq.filters.body import Body
 from dropq.filters.tree import Found, Lookup, Path
-from dropq.format.names import TOPIC_REPLY, Name
+from dropq.format.names import ENVELOPE, TOPIC_REPLY, Name
 
 
 def for_name(
@@ -48,8 +48,7 @@ def for_name(
         "JMSExpiration": name.expiration,
         "JMSRedelivered": count > 1,
         "JMSXDeliveryCount": count,
-        "JMS_dropq_origin": name.origin or None,
-        "JMS_dropq_reason": name.reason or None,
+        **dict(zip(ENVELOPE, (name.origin or None, name.reason or None), strict=True)),
     }
     if body is None:
         return fields.get

@@ -233,7 +233,7 @@ class Router:
                 return False
             if reading.names_in(layout.staged):
                 return False
-            return not in_transit(layout) and not (layout.is_subscription and reading.exists(layout.recovering))
+            return not in_transit(layout) and not self._context.is_recovering
 
     @property
     def again(self) -> float:

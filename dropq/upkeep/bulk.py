@@ -32,7 +32,7 @@ from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.watch import Watch
 from dropq.upkeep import reassembly
-from dropq.upkeep.recovery import is_recovering, recover_if_needed
+from dropq.upkeep.recovery import recover_if_needed
 from dropq.upkeep.retention import surplus
 
 #: States that messages can be requeued from.
@@ -389,7 +389,7 @@ def prune(
 def _wait_for_recovery(context: QueueContext) -> None:
     """Let a new subscription be filled before anything leaves its target/; Unavailable if that takes too long."""
     recover_if_needed(context)
-    if is_recovering(context):
+    if context.is_recovering:
         raise Unavailable(
             f"{context.name} is being filled with what its topic archived: try again once that is done; nothing was "
             "changed"

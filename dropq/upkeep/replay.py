@@ -24,7 +24,8 @@ def replay(
     """Send archived messages again, each once, as redelivered ones: without their expirations, on a new clock.
 
     Args:
-        start: the point to begin at, as for `since`; None is the queue's recovery_point, or all where ids are given.
+        start: the point to begin at, as for `since`; None is the queue's recovery_point; else, and where ids are given,
+            it is all.
         to: the queue that they go to; None is this one.
 
     Raises:
@@ -32,7 +33,7 @@ def replay(
     """
     destination, moves = to or context, Moves(context)
     if start is None:
-        start = context.config.recovery_point if which.wanted is None else "epoch"
+        start = (which.wanted is None and context.config.recovery_point) or "epoch"
     messages = _chosen(context, checked(start), which)
     return each(
         context,

@@ -149,7 +149,7 @@ class Sweep:
     def run(self, when: When) -> Iterator[None]:
         """Do the steps of such a sweep, in small parts."""
         for step in STEPS:
-            if not step.when & when or (step.of_full and _is_filled(self.context)):
+            if not step.when & when or (step.of_full and self.context.is_recovering):
                 continue
             with nullcontext() if step.ends else self.passing_over(step.what):
                 yield from step.run(self) or ()
@@ -183,13 +183,9 @@ class Step(NamedTuple):
 # -- what consumers may be handed next -----------------------------------------------------------------------------
 
 
-def _is_filled(context: QueueContext) -> bool:
-    return context.layout.is_subscription and reading.exists(context.layout.recovering)
-
-
 def recover(sweep: Sweep) -> None:
-    """Fill a new subscription with what its topic archived, unless that is done."""
-    if _is_filled(sweep.context):
+    """Fill a new subscription or view with what topics archived, unless that is done."""
+    if sweep.context.is_recovering:
         from dropq.upkeep.recovery import recover_if_needed
 
         sweep.report.recovered += recover_if_needed(sweep.context)

@@ -1161,15 +1161,15 @@ def test_an_ack_that_fails_leaves_the_rest_for_the_next(queue: Queue, monkeypatc
     queue.send_many(ALL)
     journal = run(queue)
     journal.next_batch(1, None)
-    left, rename = iter(range(2)), Storage.rename_guarded
+    left, move = iter(range(2)), Storage.move
 
-    def refused(self: Storage, source: str, destination: str) -> None:
+    def refused(self: Storage, source: str, destination: str, *how: Any) -> None:
         if next(left, None) is None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
-        rename(self, source, destination)
+        move(self, source, destination, *how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "rename_guarded", refused)
+        patch.setattr(Storage, "move", refused)
         with pytest.raises(StorageError, match=r"Permission denied.*stays in"):
             journal.settle(1)
     assert {state: len(found) for state, found in where(queue).items()} == {"processed": 2, "processing": 2}
