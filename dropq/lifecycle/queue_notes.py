@@ -61,12 +61,16 @@ def make_known(root: RootLayout, private: str, storage: Storage) -> str:
     """Give a queue a mark, unless it has one, and write a note of it; return the mark.
 
     RACE: two processes at once may give it two marks: both are noted, and both are found. A crash between mark and note
-    leaves a mark that the next pass notes. A queue that is deleted at this moment may leave a note, which `fsck` names.
+    leaves a mark that the next pass notes. A queue that is deleted at this moment gets no folder back, and no note: its
+    name goes before its notes, so who writes one later does not find the mark.
+
+    Raises:
+        FileNotFoundError: the queue is gone.
     """
     marks = marks_in(private)
     if not marks:
         mark = f"queue-{os.urandom(8).hex()}"
-        storage.make_folder(private)
+        storage.make_folder(private, parents=False)
         storage.touch(f"{private}/{mark}")
         marks = {mark}
     base = os.path.dirname(private)
@@ -76,6 +80,9 @@ def make_known(root: RootLayout, private: str, storage: Storage) -> str:
         if not exists(f"{root.queues}/{mark}"):
             _write_note(root, mark, base, storage)
             storage.unlink(f"{root.queues}/{_path_note(root, base)}")
+            if not exists(f"{private}/{mark}"):
+                storage.unlink(f"{root.queues}/{mark}")
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), base)
     return min(marks)
 
 

@@ -7,15 +7,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import unprivileged
+from forks import forked
 from helpers import Clock, base, make_queue, where
+from torture.acts import Meeting
+from torture.calls import come_between
 
-from dropq import NoSuchQueue, Queue, Root, Unavailable, route
+from dropq import DropqError, NoSuchQueue, Queue, Root, Unavailable, route
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import queue_notes, sidecars
 from dropq.storage.files import Storage
@@ -529,6 +533,35 @@ def test_a_send_to_what_never_was_a_queue_and_to_a_deleted_one_is_a_dead_letter(
     service.delete_queue("answers")
     for name in ("answers", "ansers"):
         assert service.queue(name).send(b"pay").delivered_to == "dead"
+
+
+MADE: dict[str, Callable[[Root], object]] = {
+    "made": lambda root: root.create_queue("made"),
+    "a.b": lambda root: root.create_topic("a.b"),
+    "t/s.c": lambda root: root.topic("t").create_subscription("s", client_id="c"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_queue_that_is_deleted_as_it_is_made_is_missing_and_not_away(service: Root, name: str) -> None:
+    """The deletion comes before each call of what makes it: it leaves neither a folder nor a note."""
+    service.create_topic("t")
+    for calls in count():
+
+        def meet(calls: int = calls) -> None:
+            deleting = Meeting(calls, lambda: Root(service.path).delete_queue(name, force=True))
+            come_between(deleting)
+            with suppress(DropqError):
+                MADE[name](Root(service.path))
+            os._exit(0 if len(deleting.calls) > calls else 3)
+
+        code = forked(meet)
+        if service.queue(name).exists():
+            service.delete_queue(name, force=True)
+        assert service.queue(name).send(b"a").delivered_to == "dead", calls
+        if code == 3:
+            assert calls > 20
+            return
 
 
 def test_a_topic_whose_delete_died_is_unavailable_and_comes_back(tmp_path: Path, clock: Clock) -> None:
