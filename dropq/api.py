@@ -32,7 +32,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.lifecycle.queue_notes import refuse_away, topics
 from dropq.lifecycle.sending import Outlet
-from dropq.policies.send_limits import Overflowing, SendLimits
+from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -363,12 +363,15 @@ class Queue(Sender):
         return SendLimits(self.name, own, then=limits, waits=self._waits)
 
     def _overflow(self, full: QueueFull) -> Sender | None:
-        if not isinstance(full, Overflowing):
+        from dropq.config.selectors import Selector
+
+        selector = full.overflow
+        if not isinstance(selector, Selector):
             return None
-        if (to := full.selector.to) is None:
+        if (to := selector.to) is None:
             from dropq.queue.bounced_sends import BouncingSender
 
-            return BouncingSender(self.context, full)
+            return BouncingSender(self.context, full, selector)
         other = self._overflowing.get(to)
         if other is None or not other.exists():
             other = self.root.queue(to)

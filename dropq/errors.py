@@ -43,9 +43,11 @@ class QueueFull(DropqError):
 
     Attributes:
         sent: the messages that `send_many` had sent before, in order.
+        overflow: the selector that takes what the queue refuses; None if it has none.
     """
 
     sent: Sequence[Sent] = ()
+    overflow: object = None
 
 
 class BacklogReached(DropqError):

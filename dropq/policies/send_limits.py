@@ -44,14 +44,6 @@ class MustWait(Exception):
     """Raised instead of a wait for room, for a sender that has something else to do; nothing was sent."""
 
 
-class Overflowing(QueueFull):
-    """Raised where the `selector` of a full queue takes what the queue refuses."""
-
-    def __init__(self, text: str, selector: Selector) -> None:
-        super().__init__(text)
-        self.selector = selector
-
-
 class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
@@ -227,7 +219,9 @@ class Limit:
         """Raise QueueFull, with why and where to send instead, if the queue has an overflow selector."""
         if self._follows and (one := self._overflow_selector()) is not None:
             goes = f"sends to {one.to}" if one.to else "bounces"
-            raise Overflowing(f"{why}, and its overflow selector {goes}: nothing was sent", one)
+            full = QueueFull(f"{why}, and its overflow selector {goes}: nothing was sent")
+            full.overflow = one
+            raise full
 
     def why_not(self) -> str:
         """Return what becomes of a message that is sent now; "" if it is admitted."""

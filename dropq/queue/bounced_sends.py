@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import IO, Any, NoReturn
 
-from dropq.config.selectors import may_return_to
+from dropq.config.selectors import Selector, may_return_to
 from dropq.errors import DropqError, QueueFull
 from dropq.format.addresses import check_address
 from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
-from dropq.policies.send_limits import Overflowing, SendLimits
+from dropq.policies.send_limits import SendLimits
 from dropq.queue.sender import Headers, Sender, Sent
 
 #: Why such a message could not be delivered.
@@ -37,9 +37,9 @@ class BouncingSender(Sender):
     that queue is missing or full. So is what has no return address of its own: a job, and records.
     """
 
-    def __init__(self, queue: QueueContext, full: Overflowing) -> None:
+    def __init__(self, queue: QueueContext, full: QueueFull, selector: Selector) -> None:
         self.name = queue.name
-        self._queue, self._full = queue, full
+        self._queue, self._full, self._selector = queue, full, selector
         self._open: dict[str, Sender] = {}
 
     @property
@@ -72,7 +72,7 @@ class BouncingSender(Sender):
         address = (reply_to or "").removeprefix(TOPIC_REPLY)
         if not address:
             self._refuse("the message has no return address")
-        if not may_return_to(self._full.selector, address):
+        if not may_return_to(self._selector, address):
             self._refuse(f"the selector returns nothing to {address}: add that to its `to` if it may")
         sender = self._open.get(address)
         if sender is None:

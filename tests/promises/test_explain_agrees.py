@@ -15,9 +15,10 @@ import pytest
 from helpers import FRESH, Clock, add_route, arrive, base, drop, make_queue, timed
 
 from dropq import LeaseLost, Message, Queue, QueueFull, Root
+from dropq.config.selectors import Selector
 from dropq.diagnosis.explain import Explanation
 from dropq.diagnosis.fsck_kinds import KINDS
-from dropq.policies.send_limits import MustWait, Overflowing, SendLimits
+from dropq.policies.send_limits import MustWait, SendLimits
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
 from dropq.routing.forecast import Forecast
@@ -370,7 +371,7 @@ def test_a_send_is_refused_when_what_is_shown_says_so(tmp_path: Path, seed: int)
     except MustWait as error:
         outcome, kind = "senders wait", "write-lock" if "write-lock" in str(error) else "full"
     except QueueFull as error:
-        is_there, kind = isinstance(error, Overflowing) and error.selector.to == "other", "full"
+        is_there, kind = isinstance(error.overflow, Selector) and error.overflow.to == "other", "full"
         outcome = "takes what is sent to other" if is_there else "sends are refused"
     assert outcome in notes.get(kind, ""), notes
     assert kind == next((limit for limit in ("write-lock", "full") if limit in notes), ""), (outcome, notes)

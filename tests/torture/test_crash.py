@@ -77,22 +77,22 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
 
 
 def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link_and_unlink(self: Storage, source: str, destination: str) -> None:
+    def link_and_unlink(self: Storage, source: str, destination: str, *how: object) -> None:
         self.link(source, destination)
         self.unlink(source)
 
-    monkeypatch.setattr(Storage, "rename_guarded", link_and_unlink)
+    monkeypatch.setattr(Storage, "move", link_and_unlink)
     row = tried(tmp_path, Message, "ack")
     assert row.doubled and "held" in row.wrong[0]
 
 
 def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy(self: Storage, source: str, destination: str) -> None:
+    def copy(self: Storage, source: str, destination: str, *how: object) -> None:
         content = reading.read_body(source)
         self.unlink(source)
         self.write_new(destination, content)
 
-    monkeypatch.setattr(Storage, "rename_guarded", copy)
+    monkeypatch.setattr(Storage, "move", copy)
     assert tried(tmp_path, Message, "ack").lost
 
 
