@@ -25,6 +25,7 @@ import dropq
 import dropq.spark
 from dropq.cli import main as cli
 from dropq.errors import Unavailable
+from dropq.storage import reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,6 +161,12 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
     for queue in made:
         if queue.exists():
             queue.close()
+
+
+@pytest.fixture(autouse=True)
+def unknown_mounts() -> None:
+    """Let each test find out what its folders are mounted from: another test may have changed that for its own."""
+    reading._kinds.clear()
 
 
 @pytest.fixture

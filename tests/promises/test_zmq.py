@@ -489,12 +489,12 @@ def test_acks_that_are_refused_are_tried_again(serving: Served, queue: Queue, mo
     frames = consumer.recv_multipart()
     tried = []
 
-    def refused(self: Storage, source: str, destination: str) -> None:
+    def refused(self: Storage, source: str, destination: str, *how: object) -> None:
         tried.append(source)
         raise OSError(errno.EIO, os.strerror(errno.EIO), source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "rename_guarded", refused)
+        patch.setattr(Storage, "move", refused)
         consumer.send_multipart([*frames[:2], b"1"])
         until(lambda: tried, "the first try")
         assert where(queue) == {"processing": [b"body"]}

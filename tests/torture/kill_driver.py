@@ -244,12 +244,12 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
         if folders:  # else `rename_guarded` or `move` renames, and they tell
             step()
 
-    def logged_move(storage: Storage, source: str, destination: str) -> None:
+    def logged_move(storage: Storage, source: str, destination: str, *how: Any) -> None:
         draw_out(DECISIVE)
         if not destination.endswith(f"/{MANIFEST}"):
-            return move(storage, source, destination)
+            return move(storage, source, destination, *how)
         log("manifest begins")  # by one rename: who is killed between these two lines may have committed or not
-        move(storage, source, destination)
+        move(storage, source, destination, *how)
         log("manifest")
         draw_out(DECISIVE)
 
