@@ -18,7 +18,7 @@ from itertools import islice
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.claims import ZMQ, client_of
@@ -34,6 +34,7 @@ from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import barrier, routes
+from dropq.policies.matching import belonging
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
@@ -54,6 +55,8 @@ DEATHS = 4
 UNSWEPT = 60_000
 #: How many messages of processed/ are looked at for a write after their ack; fsck looks at all.
 WRITES_LOOKED_FOR = 10_000
+#: How many waiting messages are held against the queue's filter.
+FILTERED_LOOKED_FOR = 10_000
 
 #: Folders of a root that this user may not be allowed to enter, and that are no queues.
 _NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
@@ -310,6 +313,7 @@ class _Snapshot:
         yield from self._unusable_routes()
         yield from self._selector_reasons()
         yield from self._absent_letters()
+        yield from self._jam()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
@@ -370,6 +374,34 @@ class _Snapshot:
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 
+    @cached_property
+    def _filtered(self) -> int:
+        """How many waiting messages the queue's own filter keeps from every consumer; of many, the first count."""
+        try:
+            takes = belonging(self._context)
+        except Unavailable:
+            return 0  # `doctor` names what is not installed
+        if takes is None:
+            return 0
+        files = islice(self._waiting, FILTERED_LOOKED_FOR)
+        return sum(not takes(self._context.sidecars.file(file, self._context.layout.target)) for file in files)
+
+    def _jam(self) -> Iterator[Reason]:
+        """Yield that a queue is full of messages that nobody may take: it stays so."""
+        most, count = self._context.config.max_unprocessed, sum(self.counts[state] for state in UNSETTLED)
+        if most is not None and most <= count == self._filtered:
+            text = f"it is full (max_unprocessed = {most}) of messages that {self._why_filtered}"
+            yield Reason("jammed", text, count, most)
+
+    @property
+    def _why_filtered(self) -> str:
+        where, filter = shlex.quote(self._context.layout.config_file), self._context.config.filter
+        away = f"`dropq move {self._name} OTHER --all`" if self._filtered == len(self._waiting) else "`dropq move`"
+        return (
+            f"do not match `filter = {filter!r}`, so that no consumer gets them: correct that in {where}, or {away} "
+            f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
+        )
+
     def _absent_letters(self) -> Iterator[Reason]:
         """Yield that the dead-letter queue is missing, if messages of this queue may have to go there."""
         letters = self._context.config.dead_letter_queue
@@ -391,6 +423,8 @@ class _Snapshot:
                 nobody, done = "receiver of this topic", "distributed"
             text = f"{count_of(count)} in {folder}, which no {nobody} gets"
             yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
+        if self._filtered:
+            yield Reason("filtered", f"{count_of(self._filtered)} that {self._why_filtered}", self._filtered)
         letters = sum(
             map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._claimed)))
         )

@@ -635,3 +635,35 @@ def test_what_is_read_at_a_glance_is_what_the_grammar_reads(
         clock.advance(10)
         assert health(queue).oldest_age == (clock.ms - (read.since or read.timestamp or 0)) / 1000
         (base(queue) / "target" / file).unlink()
+
+
+# -- what the queue's own filter keeps back ----------------------------------------------------------------------------
+
+
+def test_what_the_queues_own_filter_keeps_back_is_told_and_a_queue_that_is_full_of_it_is_not_well(
+    tmp_path: Path, run: Cli
+) -> None:
+    queue = make_queue(tmp_path / "other", filter="region = 'eu'", max_unprocessed=3)
+    queue.send_many({"body": b"a", "properties": {"region": region}} for region in ("eu", "us", "mars"))
+    found = queue.health()
+    (note,) = (note for note in found.notes if note.kind == "filtered")
+    assert (found.healthy, note.figure) == (True, 2)
+    assert note.message.startswith("2 messages that do not match `filter = \"region = 'eu'\"`")
+    take(queue).ack()
+    drop(queue, "by-hand.csv", b"c")
+    found = queue.health()
+    (reason,) = found.reasons
+    assert (reason.kind, reason.figure, reason.limit) == ("jammed", 3, 3)
+    assert f"`dropq move {queue.name} OTHER --all` brings them elsewhere" in reason.message
+    assert run(queue.name, root=queue.root.path)[0] == 1
+    queue.move(queue.root.create_queue("rest"))
+    assert queue.health().healthy and queue.health().notes == ()
+
+
+def test_a_filter_that_needs_what_is_not_installed_stops_no_look_at_the_queue(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base(queue) / "queue.toml").write_text("filter = \"/a LIKE 'b'\"\n")
+    queue.send("a")
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert "filtered" not in [note.kind for note in Root(queue.root.path).queue(queue.name).health().notes]
