@@ -197,6 +197,8 @@ class Request:
             with _ended_by_signals(), self._queue:
                 answer = self._queue._request(send, timeout, self._fields)
         except Unavailable as error:
+            if not self._sent:
+                raise
             output.note(f"error: {error}")
             return TRY_LATER
         except KeyboardInterrupt as error:

@@ -462,7 +462,8 @@ class Queue(Sender):
             The answer, settled already, with its body; None if no answer came in that time.
 
         Raises:
-            NoSuchQueue: as of `send`; or the request came back, as it was sent to a missing queue.
+            NoSuchQueue: as of `send`; or the request came back, as it was sent to a missing queue: where the root has a
+                dead-letter queue, it goes there first, and comes back if a selector bounces it.
             StorageError: as of `send`; or the temporary queue could not be made, and nothing was sent.
             Unavailable: the request came back for another reason, which the error names, with the queue.
             QueueFull: the queue is full, and rejects or discards; nothing was sent.

@@ -43,10 +43,12 @@ class QueueFull(DropqError):
 
     Attributes:
         sent: the messages that `send_many` had sent before, in order.
-        overflow: the selector that takes what the queue refuses; None if it has none.
+        overflows_to: the address that the queue's overflow selector sends to; "" if it has none, or bounces.
+        overflow: that selector; None if the queue has none.
     """
 
     sent: Sequence[Sent] = ()
+    overflows_to: str = ""
     overflow: object = None
 
 

@@ -283,6 +283,8 @@ def _entries_of(
         problems += _keys_of_queues(entries)
         merged = defaults | entries
         obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
+        if "recovery_point" not in entries:  # that of the root's defaults is for replays
+            obeyed.pop("recovery_point", None)
         return obeyed | _AT_ONCE, problems  # what a distributor gives back was given to nobody
     topic_file = f"{layout.topic}/queue.toml"
     of_topic, more = _table_entries(_read_topic(layout.topic), topic_file, name=None)

@@ -415,7 +415,9 @@ class _Snapshot:
         """Yield what is no fault, but explains the queue's state."""
         layout = self._context.layout
         if self._context.is_recovering:
-            yield Reason("recovering", "it is being filled with what topics archived: consumers see nothing until then")
+            yield Reason(
+                "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
+            )
         for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
             folder, target = f"{layout.routing}/{name}", shlex.quote(layout.target)
             nobody, done = "consumer of this queue", "delivered"
@@ -429,8 +431,10 @@ class _Snapshot:
             map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._claimed)))
         )
         if letters:
-            text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
-            way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those that became letters here"
+            text = (
+                f"{count_of(letters, 'dead or bounced letter')}: `dropq browse {self._name}` says from where, and why"
+            )
+            way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those whose dead-letter queue this is"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for row, count in Counter(row for row, _ in self._given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"

@@ -394,7 +394,7 @@ class Moves:
             The copy's name in target/; None if the message is not in the archive any more.
         """
         # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
-        name = naming.restarted(self.context, self._sidecars.file(filename), to)
+        name = naming.restarted(self.context, self._sidecars.file(filename), to, is_replay=True)
         return self._copy_to(filename, to, replace(name, delivery_count=1, replayed=True))
 
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:

@@ -83,12 +83,13 @@ def coded(context: QueueContext, file: str, arrival: int) -> str:
     return copy_name(context, replace(name, since=name.since or arrival))
 
 
-def restarted(context: QueueContext, file: MessageFile, to: QueueContext) -> Name:
+def restarted(context: QueueContext, file: MessageFile, to: QueueContext, *, is_replay: bool = False) -> Name:
     """Return the name of a message that starts again in a queue: without counters, expiration and early ack.
 
-    In another queue it is no dead letter any more.
+    In another queue it is no dead letter any more, unless this is a replay.
     """
-    name = file.name if to.layout.home == context.layout.home else without_envelope(context, file.name)
+    keeps = is_replay or to.layout.home == context.layout.home
+    name = file.name if keeps else without_envelope(context, file.name)
     if name.generated:
         with to.error_context("the message stays where it was"):
             to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dropq.format.layout import WAITING
@@ -88,6 +89,7 @@ class Lookups:
         self._folder = context.layout.folder(state)
         self._message_type = (into or context).config.message_type
         self._queue = (into or context).name
+        self._enters = into is not None and into is not context
 
     def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
         """Return a function that applies `ask` to a file's name."""
@@ -136,6 +138,8 @@ class Lookups:
         name = self._sidecars.full(file.name)
         if body is not None and file.name.meta and name is file.name:
             body.refused = True  # its sidecar may be readable the next time
+        if self._enters:  # as a copy, which begins anew
+            name = replace(name, origin="", reason="") if name.reason else name
         deliveries = file.delivery_count
         if self._reasons is not None:
             name = self._reasons.complete(self._state, file.filename, name)

@@ -220,7 +220,7 @@ class Limit:
         if self._follows and (one := self._overflow_selector()) is not None:
             goes = f"sends to {one.to}" if one.to else "bounces"
             full = QueueFull(f"{why}, and its overflow selector {goes}: nothing was sent")
-            full.overflow = one
+            full.overflow, full.overflows_to = one, one.to or ""
             raise full
 
     def why_not(self) -> str:

@@ -1,24 +1,22 @@
-"""Recovery: a new subscription, or a new view, gets what topics archived before it was made.
+"""Recovery: a new subscription gets what its topic archived before the subscription was made.
 
-While `.dropq/recovering` is there, nothing leaves the queue's `target/`. So a recovery that a crash ended can begin
-again, and knows which messages the queue has. Any process may do it, one at a time.
+While `.dropq/recovering` is there, nothing leaves the subscription's `target/`. So a recovery that a crash ended can
+begin again, and knows which messages the subscription has. Any process may do it, one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from contextlib import suppress
 
-from dropq.config.schema import underlies
 from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.processing import claims_in
-from dropq.lifecycle.queue_notes import topics
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import deciding
@@ -28,47 +26,31 @@ from dropq.upkeep.archived import checked, identity_of, since
 
 
 def recover(context: QueueContext) -> int:
-    """Fill a new subscription or view with what topics archived; return how many copies were made. Sweeps go on."""
+    """Fill a new subscription with what its topic has archived; return how many copies were made. Sweeps go on."""
+    topic = open_queue(context.root, context.name.partition("/")[0])
     with PolicyLock(context).acquire(lambda: None) as alone:
         if not alone or not context.is_recovering:
             return 0
-        archives = list(_archives(context))
-        for topic, _ in archives:
-            _begin_again(topic)
-        count = sum(_fill(context, topic, point) for topic, point in archives)
+        point = _point(context)
+        _begin_again(topic)
+        count = _fill(context, topic, point)
         context.storage.unlink(context.layout.recovering)
         context.storage.sync(context.layout.private)
     return count
 
 
-def _archives(context: QueueContext) -> Iterator[tuple[QueueContext, str]]:
-    """Yield the topics that a new queue is filled from, each with where in its history that begins."""
-    path, expression = context.layout.recovering, context.config.underlying_topic
+def _point(context: QueueContext) -> str:
+    """Return where in the topic's history a subscription begins."""
+    path = context.layout.recovering
     point = (reading.read_small(path) or b"").decode(errors="replace").strip()
     try:
-        checked(point or "epoch")
+        return checked(point or "epoch")
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; write one, or remove the file") from error
-    if expression is not None:
-        yield from of_view(context.root, expression, point)
-    else:
-        yield open_queue(context.root, context.name.partition("/")[0]), point or "epoch"
-
-
-def of_view(root: RootContext, expression: str, point: str | None) -> Iterator[tuple[QueueContext, str]]:
-    """Yield the topics that a new view on an `underlying_topic` is filled from, each with where that begins.
-
-    Without a point of the view's, that is the topic's own; a topic without one gives nothing.
-    """
-    for name in topics(root.layout):
-        if underlies(expression, name):
-            topic = open_queue(root, name)
-            if begins := point or topic.config.recovery_point:
-                yield topic, begins
 
 
 def _begin_again(topic: QueueContext) -> None:
-    """Make each distribution begin again that may have listed the receivers before the queue was made.
+    """Make each distribution begin again that may have listed the receivers before the subscription was made.
 
     A distributor that lost its claim can neither commit nor archive. What is committed is rolled forward.
     """
@@ -79,7 +61,7 @@ def _begin_again(topic: QueueContext) -> None:
     if rolled.refused:
         raise StorageError(
             f"topic {topic.name}: what is committed was not rolled forward whole, as the log says, and is not archived "
-            "yet; the queue is there, and a later sweep fills it"
+            "yet; the subscription is there, and a later sweep fills it"
         )
 
 
@@ -117,7 +99,7 @@ def _waiting(context: QueueContext) -> list[MessageFile]:
 
 
 def recover_if_needed(context: QueueContext) -> int:
-    """Finish an interrupted recovery before anything leaves the queue; return what `recover` does."""
+    """Finish an interrupted recovery before anything leaves the subscription; return what `recover` does."""
     if context.is_recovering:
         with suppress(NoSuchQueue):  # its topic is gone: it stays as it is
             return recover(context)

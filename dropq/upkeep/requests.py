@@ -150,7 +150,7 @@ class Requester:
         reply = Reply(message)
         with suppress(LeaseLost):  # somebody removed our sign of life; what comes back goes with the queue
             message.ack()
-        if reply.id == sent:
+        if reply.id == sent and reply.dead_letter_reason is not None:
             raise _came_back(reply)
         # A JMS client writes an id as the header JMSMessageID has it.
         if reply.correlation_id in (wanted, f"ID:{wanted}"):

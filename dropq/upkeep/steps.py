@@ -184,7 +184,7 @@ class Step(NamedTuple):
 
 
 def recover(sweep: Sweep) -> None:
-    """Fill a new subscription or view with what topics archived, unless that is done."""
+    """Fill a new subscription with what its topic archived, unless that is done."""
     if sweep.context.is_recovering:
         from dropq.upkeep.recovery import recover_if_needed
 

@@ -128,18 +128,54 @@ def requeued_to_origin(dead: Queue, other: Queue) -> None:
 
 def published(dead: Queue, other: Queue) -> None:
     topic = dead.root.create_topic("news")
-    with topic.subscribe("reader") as subscription:
-        dead.move(dead.root.queue("news"), state="target")
-        message = subscription.receive(timeout=60)
-    assert message is not None and envelope(message) == (None, None)
-    dead.root.queue("news/reader").move(other, state="target")
+    topic.create_subscription("reader", client_id="c")
+    dead.move(dead.root.queue("news"), state="target")
+    assert topic.queue.sweep().distributed == 1
+    dead.root.queue("news/reader.c").move(other, state="target")
 
 
-@pytest.mark.parametrize("way", [requeued, requeued_to_origin])
+def recovered(dead: Queue, other: Queue) -> None:
+    topic = dead.root.create_topic("news")
+    dead.move(dead.root.queue("news"), state="target")
+    assert topic.queue.sweep().distributed == 1
+    topic.create_subscription("reader", recovery_point="epoch", client_id="c")
+    dead.root.queue("news/reader.c").move(other, state="target")
+
+
+@pytest.mark.parametrize("way", [requeued, requeued_to_origin, published, recovered])
 def test_what_begins_again_has_no_envelope(dead: Queue, way: Callable[[Queue, Queue], None]) -> None:
     other = dead.root.create_queue("other")
     way(dead, other)
     assert envelope(only(other)) == (None, None)
+    assert "JMS_dropq_origin" not in json.dumps([json.loads(sidecar.read_text()) for sidecar in sidecars_of(other)])
+
+
+def sidecars_of(queue: Queue) -> list[Path]:
+    """Return the sidecars of the messages that wait in a queue."""
+    meta = [message.file.partition("metaS=")[2].partition("&")[0] for message in queue.browse()]
+    return [queue.root.path / ".dropq" / "meta" / f"{token}.json" for token in meta if token]
+
+
+def test_a_replay_to_another_queue_keeps_the_envelope(dead: Queue) -> None:
+    other = dead.root.create_queue("other")
+    take(dead).ack()
+    assert [outcome.ok for outcome in dead.replay(to=other)] == [True]
+    assert envelope(only(other)) == ENVELOPE
+
+
+def test_the_filter_of_a_subscription_sees_the_copy_which_begins_anew(dead: Queue) -> None:
+    topic = dead.root.create_topic("news")
+    filters = {"anew": "JMS_dropq_reason IS NULL", "letters": "JMS_dropq_origin = 'service'"}
+    for name, filter in filters.items():
+        topic.create_subscription(name, client_id="c", filter=filter)
+    dead.move(dead.root.queue("news"), state="target")
+    assert topic.queue.sweep().distributed == 1
+    for name, filter in filters.items():
+        topic.create_subscription(f"{name}-late", client_id="c", filter=filter, recovery_point="epoch")
+    taken = {name: dead.root.queue(f"news/{name}.c").receive(timeout=0) for name in filters}
+    assert taken["anew"] is not None and taken["letters"] is None
+    assert dead.root.queue("news/anew-late.c").receive(timeout=0) is not None
+    assert dead.root.queue("news/letters-late.c").counts()["target"] == 0
 
 
 def test_a_letter_that_ends_again_says_where_it_ended_first_and_why_it_ended_last(dead: Queue) -> None:
@@ -312,6 +348,31 @@ def test_who_asks_a_service_that_bounces_is_told_so(lookup: Root) -> None:
         thread.join()
 
     while_routing(lookup, ask)
+
+
+def test_an_answer_that_bears_the_id_of_its_request_is_an_answer(root: Root) -> None:
+    service = root.create_queue("working")
+
+    def respond() -> None:
+        with Root(root.path).queue("working").subscribe() as subscription:
+            message = subscription.receive(timeout=60)
+            assert message is not None and message.reply_to is not None
+            root.queue(message.reply_to).send("done", message_id=message.id, correlation_id=message.id)
+            message.ack()
+
+    thread = threading.Thread(target=respond)
+    thread.start()
+    answer = service.request("a page", timeout=60)
+    thread.join()
+    assert answer is not None and answer.text == "done"
+
+
+def test_a_request_to_a_queue_that_is_away_exits_as_any_send(lookup: Root, run: Run) -> None:
+    away = lookup.create_queue("away")
+    os.rename(away.layout.home, lookup.path.parent / "disk")
+    os.symlink(lookup.path.parent / "no-disk", away.layout.home)
+    sent, asked = run("send", "away", input="x"), run("send", "away", "--wait-reply", "5s", input="x")
+    assert sent.code == asked.code == 69
 
 
 @pytest.mark.parametrize(("name", "code", "word"), [("printer", 66, "no_such_queue"), ("closed", 75, "bounced")])

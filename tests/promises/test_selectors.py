@@ -848,6 +848,23 @@ def test_an_overflow_selector_bounces_what_a_full_queue_refuses(
     assert (bodies(queue), bodies(asker)) == (["first"], ["more"])
 
 
+def test_what_overflows_to_its_return_address_waits_for_nothing_there(root: Root) -> None:
+    queue, asker = root.create_queue("queue", max_unprocessed=1), root.create_queue("asker")
+    queue.add_selector("back", op="bounce", to="asker", role="overflow")
+    queue.send("first")
+    queue.send("late", reply_to="asker", delay="1h", expires_in="1h")
+    (back,) = asker.browse()
+    assert (back.text, back.expiration) == ("late", None)
+    assert "hopsI=1" in back.file
+    Path(asker.layout.write_lock).touch()
+    with pytest.raises(QueueFull, match="asker"):
+        queue.send("second", reply_to="asker")
+    for send in (queue.send, lambda body, **more: queue.send_many([{"body": body, **more}])):
+        with pytest.raises(ValueError, match="reply_to"):
+            send("third", reply_to="\udcff")
+    assert bodies(asker) == ["late"]
+
+
 def test_an_overflow_selector_bounces_to_no_missing_queue_and_no_job(root: Root) -> None:
     queue = root.create_queue("queue", max_unprocessed=1)
     queue.add_selector("back", op="bounce", to="*", role="overflow")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from children import unprivileged
@@ -977,34 +976,6 @@ def test_a_topic_says_where_its_subscriptions_begin(root: Root) -> None:
     assert bodies(topic.create_subscription("default", client_id="c")) == [b"a"]
     assert bodies(topic.create_subscription("own", client_id="c", recovery_point="now")) == []
     assert bodies(root.create_topic("b").create_subscription("other", client_id="c")) == []
-
-
-@pytest.mark.parametrize("own", [None, "epoch", "now"])
-def test_a_new_view_begins_with_what_its_topics_archived(root: Root, clock: Clock, own: str | None) -> None:
-    for name, options in {"a.b": {"recovery_point": "epoch"}, "a.c": {}, "x": {"recovery_point": "epoch"}}.items():
-        root.create_topic(name, **options).publish(name, priority=9)
-        root.topic(name).publish("low", priority=1)
-    of_view: dict[str, Any] = {"underlying_topic": "^a[.]", "default_publish_target": "a.c"}
-    if own is not None:
-        of_view["recovery_point"] = own
-    view = root.create_queue("view", filter="JMSPriority > 5", **of_view)
-    assert sorted(bodies(view)) == {None: [b"a.b"], "epoch": [b"a.b", b"a.c"], "now": []}[own]
-    root.topic("a.c").publish("later", priority=9)
-    assert [message.delivery_count for message in view.browse()] == [0] * (len(bodies(view)))
-    assert b"later" in bodies(view)
-    assert root.create_queue("plain", underlying_topic="a.c").counts()["target"] == 0
-
-
-def test_a_view_whose_filling_was_cut_short_is_filled_by_a_sweep(root: Root) -> None:
-    root.create_topic("a", recovery_point="epoch").publish(b"a")
-    with mock.patch.object(recovery, "_fill", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        root.create_queue("view", underlying_topic="a")
-    view = root.queue("view")
-    assert "recovering" in [note.kind for note in view.health().notes]
-    assert view.paused and where(view) == {}
-    assert view.sweep().recovered == 1
-    assert take(view).body == b"a"
-    assert "recovering" not in [note.kind for note in view.health().notes]
 
 
 def test_recovery_begins_at_a_time(root: Root, clock: Clock) -> None:
