@@ -427,13 +427,10 @@ class _Snapshot:
             yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
         if self._filtered:
             yield Reason("filtered", f"{count_of(self._filtered)} that {self._why_filtered}", self._filtered)
-        letters = sum(
-            map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._claimed)))
-        )
+        files = (*self._waiting, *self._delayed, *(file.filename for file in self._claimed))
+        letters = sum(names.is_letter(file) is not None for file in files)
         if letters:
-            text = (
-                f"{count_of(letters, 'dead or bounced letter')}: `dropq browse {self._name}` says from where, and why"
-            )
+            text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those whose dead-letter queue this is"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for row, count in Counter(row for row, _ in self._given).items():

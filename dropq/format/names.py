@@ -664,9 +664,8 @@ def has_no_expiration(filename: str) -> bool:
     return filename.count(".") < 3
 
 
-def is_letter(filename: str) -> bool:
-    """Return whether a name says why its message became a dead letter; it may have a claim prefix."""
-    return "JMS_dropq_reasonS=" in filename
+#: Matches a name that says why its message became a dead letter, and was not only bounced; it may have a claim prefix.
+is_letter = re.compile(f"{RESERVED}reasonS=(?!(?:bounced|overflow)(?:&|$))").search
 
 
 def is_unique(own_name: str) -> bool:

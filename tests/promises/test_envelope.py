@@ -223,6 +223,7 @@ def test_a_bounce_says_which_queue_bounced_a_message(root: Root) -> None:
     service.send("a", reply_to="asker")
     assert service.route() == {"back": 1}
     assert envelope(only(asker)) == ("closed", "bounced")
+    assert asker.health().notes == (), "what was bounced is no dead letter"
     assert only(asker).reply_to is None
 
 
