@@ -356,10 +356,10 @@ def taking(log: Log, limit: int) -> Iterator[None]:
         acked()
         return location
 
-    def logged_move(storage: Storage, source: str, destination: str) -> None:
+    def logged_move(storage: Storage, source: str, destination: str, *how: Any) -> None:
         is_journal = destination.endswith(".json")
         draw_out(SMALL if is_journal else 0)
-        move(storage, source, destination)
+        move(storage, source, destination, *how)
         if is_journal:
             log("journal")
 
