@@ -49,6 +49,7 @@ _TOPIC_KEYS = frozenset(
         *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time", "recovery_point"),
     )
 )
+#: The keys that count for a topic, and are defaults of its subscriptions, too.
 _ALSO_DEFAULTS = ("message_type", "recovery_point")
 #: The keys that neither a topic nor a subscription can have, and why.
 _OF_QUEUES = {

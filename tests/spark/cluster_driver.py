@@ -13,11 +13,12 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -390,10 +391,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def main(master: str, root: Path) -> None:
-    """Run the scenarios, one after the other."""
+def main(master: str, root: Path, scenarios: Mapping[str, Scenario] = MappingProxyType(SCENARIOS)) -> None:
+    """Run scenarios, one after the other."""
     spark = connect(master)
-    for queue, scenario in SCENARIOS.items():
+    for queue, scenario in scenarios.items():
         try:
             scenario(spark, root, queue)
         except Exception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,9 +22,9 @@ from cluster_driver import (
     NotedStopsStaged,
     Scenario,
     by,
-    connect,
     kill_executor,
     killing,
+    main,
     note,
     notes,
     numbers,
@@ -134,15 +133,5 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def main(master: str, root: Path) -> None:
-    """Run the scenarios, one after the other."""
-    spark = connect(master)
-    for queue, scenario in SCENARIOS.items():
-        try:
-            scenario(spark, root, queue)
-        except Exception:
-            note(root, queue, "broken", error=traceback.format_exc())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), SCENARIOS)
