@@ -147,12 +147,13 @@ def _words(paths: dict[str, str], chance: random.Random) -> None:
     client.connection.close()
 
 
-#: Frames that are no message together, or are refused as one.
+#: Frames that are no message, in whatever order they follow each other: no empty one says that more follows, as an id
+#: and the frame that ends the headers do.
 WORDS = [
     PING,
     b"\4\4\3SUB",
     b"\0\0",
-    b"\1\0",
+    b"\1\1x",
     framed(b"id"),
     b"\2" + bytes(8),
     b"\7" + bytes(8),
