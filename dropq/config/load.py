@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expression, kinds, underlies
-from dropq.errors import ConfigError, Unavailable
+from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout, unsettled_config
 from dropq.format.names import can_name_queue
@@ -545,7 +545,23 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
     if "barrier_expression" in active and "semantics" in active and active["semantics"].value == "at-most-once":
         why = "a barrier is held until it is acknowledged"
         problems.append(f"{_both_entries(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
+    if "filter" in active and "filter_rest" in active and active["filter_rest"].value == "error":
+        problems += _rest_problems(active["filter"], active["filter_rest"])
     return problems + _view_problems(active.get("underlying_topic"), active.get("default_publish_target"))
+
+
+def _rest_problems(filter: _Entry, rest: _Entry) -> list[str]:
+    """Return a problem if a filter does not decide by the message alone, and puts aside what it does not match."""
+    from dropq.filters import NOT_ITS_OWN, compile_filter
+
+    try:
+        named = sorted(compile_filter(str(filter.value)).identifiers & NOT_ITS_OWN)
+    except (InvalidFilter, Unavailable):
+        return []  # reported when a consumer opens the queue, or as a wrong value
+    if not named:
+        return []
+    why = f"a later delivery may match: leave {', '.join(named)} out of the filter"
+    return [f'{_both_entries(filter, rest)} = "error" cannot both be set: {why}']
 
 
 def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:

@@ -265,6 +265,7 @@ class QueueConfig:
     expiration: float | None = _key(_LIFETIME)
     expiration_model: Literal["default", "queue", "earliest", "latest"] = "default"
     filter: str | None = _key(_FILTER)
+    filter_rest: Literal["wait", "error"] = "wait"
     fairness_model: Literal["fast", "round-robin", "proportional"] = "fast"
     max_deliveries: int = _key(_COUNT, 0)
     max_cancels: int = _key(_COUNT, 0)

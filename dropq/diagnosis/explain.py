@@ -29,7 +29,8 @@ from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.policies.backlog import Backlog
 from dropq.policies.barrier import Before, Shares, handed_out
 from dropq.policies.fair_share import FairShare
-from dropq.policies.matching import belonging, matcher
+from dropq.policies.filter_rest import FilterRest
+from dropq.policies.matching import matcher
 from dropq.policies.routes import Routes
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
@@ -102,7 +103,7 @@ class _Snapshot:
         self._name = quote(context.name)
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
-        self._belongs = belonging(context)
+        self._rest = FilterRest(context)
         self._routes = Routes(context)
         self._routes.refresh()
         self._forecast = Forecast(context)
@@ -140,8 +141,8 @@ class _Snapshot:
         if self._acks and file.name.id in self._acks and not file.name.first:
             text = "its ack came before it: the next consumer archives it, and does not get it"
             return Decision(False, "acked", text)
-        if self._belongs is not None and not self._belongs(file):
-            return Decision(False, "filter", "it does not match the queue's filter: no consumer gets it")
+        if not (found := self._rest.decide(file)).allowed:
+            return found
         if self._distributor is not None:
             return self._published(self._distributor, file)
         routed = self._routed(file)

@@ -34,7 +34,7 @@ from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import barrier, routes
-from dropq.policies.matching import belonging
+from dropq.policies.filter_rest import FilterRest
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
@@ -377,25 +377,39 @@ class _Snapshot:
     @cached_property
     def _filtered(self) -> int:
         """How many waiting messages the queue's own filter keeps from every consumer; of many, the first count."""
-        try:
-            takes = belonging(self._context)
-        except Unavailable:
-            return 0  # `doctor` names what is not installed
-        if takes is None:
+        matches = None if self._rest is None else self._rest.matches
+        if matches is None:
             return 0
         files = islice(self._waiting, FILTERED_LOOKED_FOR)
-        return sum(not takes(self._context.sidecars.file(file, self._context.layout.target)) for file in files)
+        return sum(not matches(self._context.sidecars.file(file, self._context.layout.target)) for file in files)
+
+    @cached_property
+    def _rest(self) -> FilterRest | None:
+        try:
+            return FilterRest(self._context)
+        except Unavailable:
+            return None  # `doctor` names what is not installed
 
     def _jam(self) -> Iterator[Reason]:
         """Yield that a queue is full of messages that nobody may take: it stays so."""
         most, count = self._context.config.max_unprocessed, sum(self.counts[state] for state in UNSETTLED)
-        if most is not None and most <= count == self._filtered:
+        if most is not None and most <= count == self._filtered and not self._goes_aside:
             text = f"it is full (max_unprocessed = {most}) of messages that {self._why_filtered}"
             yield Reason("jammed", text, count, most)
 
     @property
+    def _goes_aside(self) -> bool:
+        return self._rest is not None and self._rest.is_put_aside
+
+    @property
     def _why_filtered(self) -> str:
         where, filter = shlex.quote(self._context.layout.config_file), self._context.config.filter
+        if self._goes_aside:
+            after = format_duration(self._context.config.unroutable_after)
+            return (
+                f"do not match `filter = {filter!r}`: when they have waited for {after}, by unroutable_after, "
+                f"consumers put them aside in error/; correct a wrong filter in {where} before that"
+            )
         away = f"`dropq move {self._name} OTHER --all`" if self._filtered == len(self._waiting) else "`dropq move`"
         return (
             f"do not match `filter = {filter!r}`, so that no consumer gets them: correct that in {where}, or {away} "
@@ -425,6 +439,8 @@ class _Snapshot:
                 nobody, done = "receiver of this topic", "distributed"
             text = f"{count_of(count)} in {folder}, which no {nobody} gets"
             yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
+        if self._rest is not None and self._rest.is_idle:
+            yield Reason("filter-rest", "filter_rest does nothing here, as the filter chooses what comes in")
         if self._filtered:
             yield Reason("filtered", f"{count_of(self._filtered)} that {self._why_filtered}", self._filtered)
         files = (*self._waiting, *self._delayed, *(file.filename for file in self._claimed))

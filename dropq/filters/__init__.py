@@ -15,7 +15,7 @@ from dropq.errors import InvalidFilter
 from dropq.filters import tree
 from dropq.filters.body import LIMIT
 from dropq.filters.grammar import Parser, Source
-from dropq.filters.headers import for_name
+from dropq.filters.headers import NOT_ITS_OWN, for_name
 from dropq.filters.jms import Selector
 from dropq.filters.tree import Lookup, Node, Value
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 __all__ = [
     "LIMIT",
+    "NOT_ITS_OWN",
     "Expression",
     "Filter",
     "Lookup",

@@ -11,6 +11,9 @@ from dropq.filters.body import Body
 from dropq.filters.tree import Found, Lookup, Path
 from dropq.format.names import ENVELOPE, TOPIC_REPLY, Name
 
+#: The header fields that are not the message's own: they change while it stays as it is.
+NOT_ITS_OWN = frozenset(("JMSDestination", "JMSRedelivered", "JMSXDeliveryCount"))
+
 
 def for_name(
     name: Name,

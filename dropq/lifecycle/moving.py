@@ -434,6 +434,25 @@ class Moves:
         sync_settled(self.context, self._layout.folder(state))
         return True
 
+    def put_aside(self, file: MessageFile, reason: str) -> None:
+        """Move a waiting message to error/, and log why; do nothing if another process moved it first.
+
+        No reason is written with it: there may be as many such messages as a queue has room for.
+        """
+        source = f"{self._layout.target}/{file.filename}"
+        for name in naming.kept_names(self.context, file.name.unmarked):
+            try:
+                self._storage.move(source, f"{self._layout.error}/{name}")
+            except FileExistsError:  # a foreign file of the same name is there: both stay
+                continue
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and not reading.exists(source):
+                    return  # RACE: a consumer of another filter claimed it
+                raise storage_error(error, "the message stays in target/") from error
+            log.warning("queue %s: message %s went to error/ (%s)", self.context.name, name, reason)
+            credits.free(self.context, file.own_name)
+            return sync_settled(self.context, self._layout.error, self._layout.target)
+
     def expire_waiting(self, file: MessageFile, reason: str = "time_limit", state: str = "target") -> bool:
         """Move a message from target/, or delayed/, to expired/ with a reason; return False if it is gone."""
         folder = self._layout.folder(state)

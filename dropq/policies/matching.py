@@ -46,13 +46,15 @@ def matcher(context: QueueContext, filter: str, state: str = "target") -> Callab
 def deciding(
     filter: str, context: QueueContext, state: str, into: QueueContext
 ) -> Callable[[MessageFile], bool | None]:
-    """Return a function that tests messages before they enter another queue; None says that it cannot tell now.
+    """Return a function that tests messages before they enter a queue; None says that it cannot tell now.
+
+    Of the queue that they lie in, it cannot tell what is longer than filters read, either.
 
     Args:
         filter: the filter.
         context: the queue that the messages lie in.
         state: their state there.
-        into: the other queue.
+        into: the queue that they enter; it may be the same.
 
     Raises:
         InvalidFilter: the filter cannot be parsed.
@@ -128,7 +130,7 @@ class Lookups:
         def answer(file: MessageFile) -> bool | None:
             body = _Body(f"{self._folder}/{file.filename}")
             answered = ask(self._lookup(file, body))
-            return None if body.refused else answered
+            return None if body.refused or (body.is_too_long and not self._enters) else answered
 
         return answer
 
@@ -160,11 +162,12 @@ class _Body:
 
     Attributes:
         refused: whether the body, or the message's sidecar, could not be read now, so that the result may change.
+        is_too_long: whether the body is longer than filters read.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.refused = False
+        self.refused = self.is_too_long = False
 
     def __call__(self) -> bytes:
         from dropq.filters import LIMIT
@@ -173,6 +176,7 @@ class _Body:
             return reading.read_body(self._path, LIMIT)
         except OSError as error:
             if error.errno == errno.EFBIG:
+                self.is_too_long = True
                 log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, LIMIT >> 20)
             else:
                 self.refused = True

@@ -259,9 +259,14 @@ class MessageView:
         if self._state not in WITH_REASON:
             return None
         try:
-            return self.context.reasons.find(self._state, self._file.filename, reading.inode(self.path))
+            found = self.context.reasons.find(self._state, self._file.filename, reading.inode(self.path))
         except FileNotFoundError:
             return None
+        if found is None and self._state == "error" and self.context.config.filter_rest == "error":
+            from dropq.policies.filter_rest import found_aside  # few queues put anything aside
+
+            return found_aside(self.context, self._file)
+        return found
 
     @property
     def origin(self) -> str | None:

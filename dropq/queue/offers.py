@@ -25,7 +25,8 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.policies.build import view_of
-from dropq.policies.matching import belonging, matcher
+from dropq.policies.filter_rest import FILTERED, FilterRest
+from dropq.policies.matching import matcher
 from dropq.policies.routes import Routes
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
@@ -45,6 +46,8 @@ LOSSES = 8
 QUIET_AFTER = reading.SETTLED_NS / 1_000_000_000
 #: How many files that cannot be claimed are remembered; when there are more, each is tried, and logged, again.
 UNCLAIMABLE = 1000
+#: Seconds for which a consumer puts messages aside after a listing, before it offers what it found.
+TIDYING = 1.0
 #: What becomes of messages when an attempt fails.
 UNTOUCHED = "no message was touched"
 
@@ -78,6 +81,7 @@ class Offers:
         routes: the queue's routes, as `attend` saw them last.
         frozen: whether it offers only what waited at one moment.
         is_quiet: whether target/ was empty, and has not changed since: then nothing else is asked of the file server.
+        puts_aside: whether it puts aside what the queue's filter keeps from every consumer, where the queue asks that.
     """
 
     def __init__(
@@ -94,7 +98,9 @@ class Offers:
         self._presence = presence
         self._owners = owners
         self._deadline = deadline
-        self._matches = _all_of(belonging(context), None if filter is None else matcher(context, filter))
+        self._rest = FilterRest(context)
+        of_queue = self._belongs if self._rest.is_put_aside else self._rest.matches
+        self._matches = _all_of(of_queue, None if filter is None else matcher(context, filter))
         self._target = view_of(context, depth=context.config.target_queue_depth or context.timing.view_depth)
         self._acks = reading.Listing(context.layout.acks, context.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
@@ -110,7 +116,8 @@ class Offers:
         self.routes = Routes(context)
         self.frozen = False
         self._standstill = reading.Standstill(context.layout.target, clock=context.clock)
-        self.is_quiet = False
+        self.is_quiet = self.puts_aside = False
+        self._tidies_until = 0.0
         self._may_be_quiet_at = time.monotonic() + QUIET_AFTER
         self.view: Iterator[MessageFile] = iter(())
 
@@ -205,6 +212,7 @@ class Offers:
                 self._standstill.end()
                 self._may_be_quiet_at = time.monotonic() + QUIET_AFTER
             self._acked = self._acks.names()  # RACE: after the messages that it may be about
+        self._tidies_until = time.monotonic() + TIDYING
         self._compose()
 
     def _position(self) -> tuple[int, int]:
@@ -292,6 +300,23 @@ class Offers:
             and file.filename not in self._unclaimable
             and not self.has_returned(file)
         )
+
+    def _belongs(self, file: MessageFile) -> bool:
+        """Return whether a message matches the queue's filter; put it aside if that is due."""
+        assert self._rest.matches is not None
+        if self._rest.matches(file):
+            return True
+        try:
+            with error_context("the message stays in target/"):
+                if self._puts_aside(file):
+                    self._moves.put_aside(file, FILTERED)
+        except StorageError as error:
+            self.pass_over(file, error)
+        return False
+
+    def _puts_aside(self, file: MessageFile) -> bool:
+        tidies = self.puts_aside and time.monotonic() < self._tidies_until
+        return tidies and not has_expired(self._context, file) and self._rest.is_due(file)
 
     # -- what comes back -------------------------------------------------------------------------------------
 

@@ -159,6 +159,7 @@ class Subscription:
         )
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
+        self._offers.puts_aside = True
         self._admission: Admission | None = None
         if policies is not None:
             from dropq.queue.by_policy import Admission  # few queues have a policy
@@ -404,6 +405,10 @@ class Subscription:
     def _once(self, message: Message) -> AbstractContextManager[CameBack]:
         """Do what `Offers.once` does."""
         return self._offers.once(message)
+
+    def _pass_over_rest(self) -> None:
+        """Leave what the queue's filter keeps from every consumer where it is."""
+        self._offers.puts_aside = False
 
     def _snapshot(self) -> None:
         """Sweep if that is due, as it may deliver messages; from then on offer only what waits at this moment."""

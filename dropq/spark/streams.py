@@ -169,6 +169,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
                 lease_period=lease,
                 detached=True,
             )
+            self._subscription._pass_over_rest()
         return self._subscription
 
     def _journal_at(self, offset: Offset) -> Journal:

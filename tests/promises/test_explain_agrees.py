@@ -41,6 +41,7 @@ class Play:
             "barrier_expression": chance.choice([None, None, SYNC]),
             "fairness_model": chance.choice([None, None, "round-robin", "proportional"]),
             "filter": chance.choice([None, None, "JMSPriority > 2"]),
+            "filter_rest": chance.choice([None, "error"]),
         }
         self.told = f"seed {seed}: {options}"
         # A barrier that is over counts for the limit until somebody looks at it.

@@ -112,8 +112,9 @@ SETTINGS = (
     Setting("at most once", {"semantics": "at-most-once", "redelivery_delay": 0}, foreign=True),
     Setting("at most once, no history", {"semantics": "at-most-once", "history": False, "redelivery_delay": 0}),
     Setting(
-        "limits, modes",
-        {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "max_unprocessed": 100, "file_mode": "0640"},
+        "limits, a filter, modes",
+        {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "max_unprocessed": 100, "file_mode": "0640"}
+        | {"filter": "JMSPriority <> 8", "filter_rest": "error", "unroutable_after": 0},
     ),
 )
 
@@ -142,7 +143,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     _route(queue)
     queue.add_selector(SELECTOR, to="other", filter="nobody = 'here'")
     queue.add_selector("overflow", to="other", role="overflow")
-    for number in range(2):
+    for number in range(3):
         queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
     _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
     queue.send(body("was delayed"), delay=SHORT)
