@@ -127,6 +127,9 @@ class _Snapshot:
 
     def waiting(self, file: MessageFile) -> Decision:
         """Return the first reason why no consumer gets a message of target/."""
+        if self._locks[:1] == [self._context.layout.recovering]:
+            text = "the queue is being filled with what its topics archived"
+            return Decision(False, "paused", f"{text}: `dropq sweep {self._name}` goes on with it")
         if self._locks:
             queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
             means = "pauses consumers"

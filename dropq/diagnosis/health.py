@@ -430,7 +430,9 @@ class _Snapshot:
         layout = self._context.layout
         if self._context.is_recovering:
             yield Reason(
-                "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
+                "recovering",
+                "it is being filled with what its topics archived: consumers see nothing until then; "
+                f"`dropq sweep {self._name}` goes on with it",
             )
         for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
             folder, target = f"{layout.routing}/{name}", shlex.quote(layout.target)

@@ -86,15 +86,19 @@ class QueueContext:
     def read_locks(self) -> tuple[str, ...]:
         """The files that make the queue look empty to consumers while one of them exists.
 
-        These are the root's read-lock and the queue's, and what says that a subscription is being filled.
+        These are the root's read-lock and the queue's, and what says that a subscription or a view is being filled.
         """
-        recovering = (self.layout.recovering,) if self.layout.is_subscription else ()
+        recovering = (self.layout.recovering,) if self._may_recover else ()
         return (self.root.layout.read_lock, self.layout.read_lock, *recovering)
 
     @property
     def is_recovering(self) -> bool:
-        """Whether it is a new subscription that is being filled with what its topic archived."""
-        return self.layout.is_subscription and reading.exists(self.layout.recovering)
+        """Whether it is a new subscription, or a new view, that is being filled with what topics archived."""
+        return self._may_recover and reading.exists(self.layout.recovering)
+
+    @property
+    def _may_recover(self) -> bool:
+        return self.layout.is_subscription or self.config.underlying_topic is not None
 
     @property
     def paused(self) -> bool:

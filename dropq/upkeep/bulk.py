@@ -391,7 +391,7 @@ def _wait_for_recovery(context: QueueContext) -> None:
     recover_if_needed(context)
     if context.is_recovering:
         raise Unavailable(
-            f"{context.name} is being filled with what its topic archived: try again once that is done; nothing was "
+            f"{context.name} is being filled with what its topics archived: try again once that is done; nothing was "
             "changed"
         )
 

@@ -39,6 +39,7 @@ from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, show_view
 from dropq.upkeep import reassembly
 from dropq.upkeep.deletion import private_store
+from dropq.upkeep.recovery import recover_if_needed
 
 #: States whose messages keep a queue from being deleted.
 TO_WORK_ON = ("working", *UNSETTLED)
@@ -78,6 +79,9 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
             link_views(root)
     if is_view or selectors:
         _undo_circle(root, name, layout)
+    if is_view:
+        with error_context(f"queue {name!r} is made, and what topics archived comes with the next sweep"):
+            recover_if_needed(open_queue(root, name))
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
@@ -145,6 +149,8 @@ def _make(
     try:
         files = {"queue.toml": toml_text(options).encode()} if options else {}
         files |= _selector_files(root, name, selectors, store)
+        if config.underlying_topic is not None and config.recovery_point != "now":
+            files[".dropq/recovering"] = (config.recovery_point or "epoch").encode()
         with building(layout, store.at(root.layout.path), files, is_ephemeral=is_ephemeral) as marker:
             move = partial(store.move_folder, hidden, home)
             if config.underlying_topic is None:

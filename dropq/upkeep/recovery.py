@@ -1,14 +1,16 @@
-"""Recovery: a new subscription gets what its topic archived before the subscription was made.
+"""Recovery: a new subscription, or a new view, gets what topics archived before it was made.
 
-While `.dropq/recovering` is there, nothing leaves the subscription's `target/`. So a recovery that a crash ended can
-begin again, and knows which messages the subscription has. Any process may do it, one at a time.
+While `.dropq/recovering` is there, nothing leaves the queue's `target/`. So a recovery that a crash ended can begin
+again, and knows which messages the queue has. Any process may do it, one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 
+from dropq.config.schema import underlies
 from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.message_file import MessageFile
@@ -17,30 +19,32 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.processing import claims_in
+from dropq.lifecycle.queue_notes import topics
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import deciding
 from dropq.staging import fan_out
 from dropq.storage import reading
-from dropq.upkeep.archived import checked, identity_of, since
+from dropq.upkeep.archived import Archived, checked, identity_of, since
 
 
 def recover(context: QueueContext) -> int:
-    """Fill a new subscription with what its topic has archived; return how many copies were made. Sweeps go on."""
-    topic = open_queue(context.root, context.name.partition("/")[0])
+    """Fill a new subscription or view with what topics archived; return how many copies were made. Sweeps go on."""
     with PolicyLock(context).acquire(lambda: None) as alone:
         if not alone or not context.is_recovering:
             return 0
         point = _point(context)
-        _begin_again(topic)
-        count = _fill(context, topic, point)
+        archives = list(_archives(context))
+        for topic in archives:
+            _begin_again(topic)
+        count = _fill(context, archives, point)
         context.storage.unlink(context.layout.recovering)
         context.storage.sync(context.layout.private)
     return count
 
 
 def _point(context: QueueContext) -> str:
-    """Return where in the topic's history a subscription begins."""
+    """Return where in the history of its topics a queue begins."""
     path = context.layout.recovering
     point = (reading.read_small(path) or b"").decode(errors="replace").strip()
     try:
@@ -49,8 +53,20 @@ def _point(context: QueueContext) -> str:
         raise ConfigError(f"{path}: {error}; write one, or remove the file") from error
 
 
+def _archives(context: QueueContext) -> Iterator[QueueContext]:
+    """Yield the topics whose archives fill a queue."""
+    root, expression = context.root, context.config.underlying_topic
+    if expression is None:
+        yield open_queue(root, context.name.partition("/")[0])
+        return
+    for name in topics(root.layout):
+        if underlies(expression, name):
+            with suppress(NoSuchQueue):  # it is a folder above topics; RACE: or it is gone
+                yield open_queue(root, name)
+
+
 def _begin_again(topic: QueueContext) -> None:
-    """Make each distribution begin again that may have listed the receivers before the subscription was made.
+    """Make each distribution begin again that may have listed the receivers before the queue was made.
 
     A distributor that lost its claim can neither commit nor archive. What is committed is rolled forward.
     """
@@ -61,33 +77,44 @@ def _begin_again(topic: QueueContext) -> None:
     if rolled.refused:
         raise StorageError(
             f"topic {topic.name}: what is committed was not rolled forward whole, as the log says, and is not archived "
-            "yet; the subscription is there, and a later sweep fills it"
+            "yet; the queue is there, and a later sweep fills it"
         )
 
 
-def _fill(context: QueueContext, topic: QueueContext, point: str) -> int:
-    # RACE: a message may be distributed meanwhile, and its copy is in target/ before it is archived: so the archive is
-    # listed first.
-    archive = list(since(topic, point))
-    there = {identity_of(file, context, "target") for file in _waiting(context)}
+def _fill(context: QueueContext, archives: list[QueueContext], point: str) -> int:
+    # RACE: a message may be distributed meanwhile, and its copy is in target/ before it is archived: so the archives
+    # are listed first.
+    listed = [(archived, topic) for topic in archives for archived in since(topic, point)]
+    there = Counter(identity_of(file, context, "target") for file in _waiting(context))
+    wanted = {topic.name: _wanted(context, topic) for topic in archives}
+    seen, count = set[tuple[str, Hashable]](), 0
+    for archived, topic in sorted(listed, key=lambda pair: pair[0].time):
+        identity = topic.name, archived.message
+        if identity in seen or not wanted[topic.name](archived):
+            continue
+        seen.add(identity)
+        if there[archived.message] > 0:  # equal files of two topics are two messages
+            there[archived.message] -= 1
+        else:
+            count += Moves(topic).copy_archived(archived.file, context) is not None
+    return count
+
+
+def _wanted(context: QueueContext, topic: QueueContext) -> Callable[[Archived], bool]:
+    """Return a function that tells whether a queue gets a message of a topic's archive."""
     subscription = SubscriptionName.of(context.name.partition("/")[2])
     client = subscription.client_id if subscription is not None and subscription.no_local else None
-    wants = None
+    matches = None
     if context.config.filter is not None:
-        wants = deciding(context.config.filter, topic, "processed", context)
-    count = 0
-    seen: set[Hashable] = set(there)
-    for archived in archive:
-        if archived.message in seen:
-            continue
+        matches = deciding(context.config.filter, topic, "processed", context)
+
+    def wants(archived: Archived) -> bool:
         file = MessageFile(archived.file, archived.time // 1000, typed_replies=topic.sidecars.typed_replies)
         if (client is not None and topic.sidecars.full(file.name).from_client == client) or has_expired(topic, file):
-            continue
-        if wants is not None and not wants(file):
-            continue
-        seen.add(archived.message)
-        count += Moves(topic).copy_archived(archived.file, context) is not None
-    return count
+            return False
+        return matches is None or matches(file) is True
+
+    return wants
 
 
 def _waiting(context: QueueContext) -> list[MessageFile]:
@@ -99,7 +126,7 @@ def _waiting(context: QueueContext) -> list[MessageFile]:
 
 
 def recover_if_needed(context: QueueContext) -> int:
-    """Finish an interrupted recovery before anything leaves the subscription; return what `recover` does."""
+    """Finish an interrupted recovery before anything leaves the queue; return what `recover` does."""
     if context.is_recovering:
         with suppress(NoSuchQueue):  # its topic is gone: it stays as it is
             return recover(context)

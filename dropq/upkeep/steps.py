@@ -75,7 +75,7 @@ class SweepReport:
     distributed: int = 0
     #: Messages that were committed for their receivers, and whose copies had not all arrived.
     rolled_forward: int = 0
-    #: Messages that a subscription with a recovery point got from the archive of its topic.
+    #: Messages that a new subscription or view got from the archives of its topics.
     recovered: int = 0
     #: Messages that do not match the subscription's filter, from a publisher that knows no filters.
     unwanted: int = 0
@@ -184,7 +184,7 @@ class Step(NamedTuple):
 
 
 def recover(sweep: Sweep) -> None:
-    """Fill a new subscription with what its topic archived, unless that is done."""
+    """Fill a new subscription or view with what its topics archived, unless that is done."""
     if sweep.context.is_recovering:
         from dropq.upkeep.recovery import recover_if_needed
 
@@ -454,7 +454,7 @@ def _destroy_alone(sweep: Sweep) -> None:
 _QUICK, _UPKEEP = When.WHOLE | When.SECOND, When.WHOLE | When.MINUTE
 
 STEPS = (
-    Step("what its topic archived", When.WHOLE, recover),
+    Step("what its topics archived", When.WHOLE, recover),
     Step("staged copies", _QUICK, _sweep_staged, {"`staged/CLAIM.ATTEMPT,END~NAME/`": (ages.EMPTY_STAGED, ages.FENCE)}),
     Step("old claims", _QUICK, _return_claims, {"`barriers/.TOKEN/`": (ages.DEAD_SHARER,)}, ends=True),
     Step("delayed messages", _QUICK, _deliver_delayed, ends=True),

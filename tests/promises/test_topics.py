@@ -48,7 +48,7 @@ from dropq import (
     work,
 )
 from dropq.config.load import check_file
-from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.moving import Moves
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
@@ -976,6 +976,59 @@ def test_a_topic_says_where_its_subscriptions_begin(root: Root) -> None:
     assert bodies(topic.create_subscription("default", client_id="c")) == [b"a"]
     assert bodies(topic.create_subscription("own", client_id="c", recovery_point="now")) == []
     assert bodies(root.create_topic("b").create_subscription("other", client_id="c")) == []
+
+
+@pytest.mark.parametrize("point", [None, "epoch", "now"])
+def test_a_new_view_begins_with_what_its_topics_archived(root: Root, clock: Clock, point: str | None) -> None:
+    for name in ("a.b", "a.c", "x"):
+        topic = root.create_topic(name)
+        for priority in (9, 1):
+            clock.advance(1)
+            topic.publish(f"{name} {priority}", priority=priority)
+    asked: dict[str, Any] = {"underlying_topic": "^a[.]", "default_publish_target": "a.c", "recovery_point": point}
+    view = root.create_queue("view", filter="JMSPriority > 5", **asked)
+    before = [] if point == "now" else [b"a.b 9", b"a.c 9"]
+    assert [take(view).body for _ in before] == before
+    root.topic("a.c").publish("later", priority=9)
+    assert [(message.body, message.delivery_count) for message in view.browse()] == [(b"later", 0)]
+
+
+def test_equal_files_of_two_topics_are_two_messages_for_a_new_view(root: Root) -> None:
+    for name in ("a.b", "a.c"):
+        root.create_topic(name)
+        draft = Path(root.path) / "report.csv"
+        draft.write_bytes(name.encode())
+        os.utime(draft, ns=(10**18, 10**18))
+        draft.rename(Path(root.queue(name).layout.target) / "report.csv")
+        root.queue(name).route()
+    asked: dict[str, Any] = {"underlying_topic": "^a[.]", "default_publish_target": "a.c"}
+    assert sorted(bodies(root.create_queue("view", **asked))) == [b"a.b", b"a.c"]
+
+
+def test_a_view_whose_filling_was_cut_short_is_filled_before_anybody_takes_of_it(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a")
+    for body in (b"1", b"2", b"3"):
+        topic.publish(body)
+    copy, copied = Moves.copy_archived, list[str]()
+
+    def copying(moves: Moves, filename: str, to: QueueContext) -> str | None:
+        if copied:
+            raise KeyboardInterrupt
+        copied.append(filename)
+        return copy(moves, filename, to)
+
+    monkeypatch.setattr(Moves, "copy_archived", copying)
+    with pytest.raises(KeyboardInterrupt):
+        root.create_queue("view", underlying_topic="a")
+    monkeypatch.undo()
+    view = root.queue("view")
+    topic.publish(b"4")
+    assert "recovering" in [note.kind for note in view.health().notes]
+    assert {(said.why, "is being filled" in said.detail) for said in view.explain()} == {("paused", True)}
+    assert [take(view).body for _ in range(4)] == [b"1", b"2", b"3", b"4"], "a consumer goes on with it"
+    assert "recovering" not in [note.kind for note in view.health().notes]
 
 
 def test_recovery_begins_at_a_time(root: Root, clock: Clock) -> None:

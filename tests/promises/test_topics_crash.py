@@ -682,9 +682,8 @@ def test_a_view_never_stands_without_its_note(topic: Topic, monkeypatch: pytest.
     root = topic.root
     root.create_queue("night", underlying_topic="a")
     note, unlink = os.path.join(root.layout.views, "night"), Storage.unlink
-    maker = threading.Thread(
-        target=lambda: timed(Root(root.path), FRESH).create_queue("night", underlying_topic="a", durability="none")
-    )
+    asked: dict[str, Any] = {"underlying_topic": "a", "recovery_point": "now", "durability": "none"}
+    maker = threading.Thread(target=lambda: timed(Root(root.path), FRESH).create_queue("night", **asked))
     there = list[bool]()
 
     def unlinking(storage: Storage, path: str) -> bool:
