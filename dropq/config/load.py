@@ -47,10 +47,11 @@ _TOPIC_KEYS = frozenset(
     (
         *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
         *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time", "recovery_point"),
+        "field_separator",
     )
 )
 #: The keys that count for a topic, and are defaults of its subscriptions, too.
-_ALSO_DEFAULTS = ("message_type", "recovery_point")
+_ALSO_DEFAULTS = ("message_type", "field_separator", "recovery_point")
 #: The keys that neither a topic nor a subscription can have, and why.
 _OF_QUEUES = {
     "underlying_topic": "only a queue can be a view",
@@ -547,6 +548,9 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
         problems.append(f"{_both_entries(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
     if "filter" in active and "filter_rest" in active and active["filter_rest"].value == "error":
         problems += _rest_problems(active["filter"], active["filter_rest"])
+    separator, fields = active.get("field_separator"), active.get("message_type")
+    if separator is not None and (fields is None or fields.value not in ("fix", "nvfix")):
+        problems.append(separator.problem('only message_type = "fix" and message_type = "nvfix" have one'))
     return problems + _view_problems(active.get("underlying_topic"), active.get("default_publish_target"))
 
 

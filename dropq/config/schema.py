@@ -204,6 +204,14 @@ def _format_size(value: int) -> str:
     return str(value)
 
 
+def _separator(value: object) -> str:
+    if type(value) is int or (isinstance(value, str) and re.fullmatch("[0-9]{1,3}", value)):
+        value = chr(int(value)) if 0 < int(value) < 128 else ""  # AMPS writes the number of the character
+    if not isinstance(value, str) or not re.fullmatch(r"[\x01-/:;<>?@\[-`{-\x7f]", value):
+        raise ValueError
+    return value
+
+
 def _one_of(choices: tuple[str, ...]) -> Kind:
     return _values("one of " + ", ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
 
@@ -290,7 +298,9 @@ class QueueConfig:
     checkpoint: float = _key(_PERIOD, 1.0)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
-    message_type: Literal["json", "text", "binary"] = "json"
+    message_type: Literal["json", "text", "binary", "fix", "nvfix", "xml", "msgpack", "bson"] = "json"
+    #: Only for fix and nvfix; None: SOH.
+    field_separator: str | None = _key(Kind(_separator, "an ASCII character that is no letter, digit or ="))
     underlying_topic: str | None = _key(Kind(_topics, "the name of a topic, or a regular expression,"))
     default_publish_target: str | None = _key(
         _values("the name of a topic", lambda value: isinstance(value, str) and is_topic_name(value))

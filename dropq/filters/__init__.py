@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
-from dropq.filters.body import LIMIT
+from dropq.filters.body import LIMIT, Body
 from dropq.filters.grammar import Parser, Source
 from dropq.filters.headers import NOT_ITS_OWN, for_name
 from dropq.filters.jms import Selector
+from dropq.filters.message_types import message_type
 from dropq.filters.tree import Lookup, Node, Value
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ T = TypeVar("T")
 __all__ = [
     "LIMIT",
     "NOT_ITS_OWN",
+    "Body",
     "Expression",
     "Filter",
     "Lookup",
@@ -33,6 +35,7 @@ __all__ = [
     "compile_filter",
     "compile_selector",
     "for_name",
+    "message_type",
 ]
 
 

@@ -6,11 +6,12 @@ path is NULL.
 
 from __future__ import annotations
 
-import json
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
 
+from dropq.filters.message_types import JSON, MessageType
 from dropq.filters.tree import Found, Item, Opaque, Path
-from dropq.format.json_body import refuse_constant
 
 #: Bytes of the longest body that a filter reads; parsing takes many times as much memory.
 LIMIT = 16 << 20
@@ -23,12 +24,17 @@ class Body:
 
     Args:
         read: returns it; if it raises `OSError`, every path is NULL.
-        message_type: json; text, which is the value of the path `/`; or binary, in which every path is NULL.
+        message_type: how to read it.
+
+    Attributes:
+        unread: after a lookup, why the body was not read, though it may be of its type: it is too long, nested too
+            deeply, or the system refused; "" if it was read.
     """
 
-    def __init__(self, read: Callable[[], bytes], message_type: str) -> None:
+    def __init__(self, read: Callable[[], bytes], message_type: MessageType = JSON) -> None:
+        self.unread = ""
         self._read = read
-        self._message_type = message_type
+        self._type = message_type
         self._content: object = None
         self._parsed = False
 
@@ -43,21 +49,41 @@ class Body:
         for step in path.steps:
             found = list(_step_into(found, step))
         if len(found) == 1 and not isinstance(found[0], list):
-            return _item(found[0])
-        return tuple(map(_item, _elements(found))) or None
+            return self._item(found[0])
+        items = tuple(map(self._item, _elements(found)))
+        return None if all(item is None for item in items) else items
 
     def _parse(self) -> object:
-        if self._message_type == "binary":
+        if self._type.parse is None:
             return {}
         try:
             data = self._read()
             if len(data) > LIMIT:
-                return None
-            if self._message_type == "text":
-                return data.decode()
-            return json.loads(data, parse_constant=refuse_constant)
-        except (OSError, ValueError, RecursionError):  # a number with thousands of digits raises ValueError, too
-            return None
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            return self._type.parse(data)
+        except OSError as error:
+            self.unread = error.strerror or str(error)
+        except RecursionError:
+            self.unread = "Nested too deeply"
+        except MemoryError:
+            raise
+        except Exception:  # parsers of others do not say all that they raise
+            pass
+        return None
+
+    def _item(self, value: object) -> Item:
+        """Return a value as one of an expression; an integer of more than 64 bits becomes a double."""
+        if value is None or isinstance(value, bool | str | float):
+            return value
+        if not isinstance(value, int):
+            convert = self._type.values.get(type(value))
+            return _OPAQUE if convert is None else self._item(convert(value))
+        if -(1 << 63) <= value < 1 << 63:
+            return value
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
 
 
 def _step_into(found: Iterable[object], step: str | int) -> Iterator[object]:
@@ -78,17 +104,3 @@ def _elements(found: Iterable[object]) -> Iterator[object]:
             yield value
         else:
             waiting.pop()
-
-
-def _item(value: object) -> Item:
-    """Return a JSON value as a value of an expression; an integer of more than 64 bits becomes a double."""
-    if value is None or isinstance(value, bool | str | float):
-        return value
-    if not isinstance(value, int):
-        return _OPAQUE
-    if -(1 << 63) <= value < 1 << 63:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")

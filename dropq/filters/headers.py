@@ -5,8 +5,6 @@ Invariant: a header field wins over a property of the same name, and anything th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dropq.filters.body import Body
 from dropq.filters.tree import Found, Lookup, Path
 from dropq.format.names import ENVELOPE, TOPIC_REPLY, Name
@@ -20,8 +18,7 @@ def for_name(
     *,
     delivery_count: int | None = None,
     arrival: int | None = None,
-    body: Callable[[], bytes] | None = None,
-    message_type: str = "json",
+    body: Body | None = None,
     queue: str = "",
 ) -> Lookup:
     """Return the lookup of header fields, properties and paths for a message.
@@ -30,9 +27,7 @@ def for_name(
         delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
             a waiting message. What was counted before its bundle was cut in two is added.
         arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
-        body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
-            every path is NULL.
-        message_type: the type of the body: json, text or binary.
+        body: its body, which is read when a path is first looked up; without it, every path is NULL.
 
     Returns:
         A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.
@@ -55,5 +50,4 @@ def for_name(
     }
     if body is None:
         return fields.get
-    content = Body(body, message_type)
-    return lambda key: content.find(key) if isinstance(key, Path) else fields.get(key)
+    return lambda key: body.find(key) if isinstance(key, Path) else fields.get(key)

@@ -55,7 +55,7 @@ class FilterRest:
         files = f"{layout.target}/{file.filename}", layout.config_file, root.config_file
         due = max(reading.changed_ms(path, gone=0) for path in files) + self._patience
         if due <= self._context.clock.now_ms() and self._decide(file) is not False:
-            return Decision(False, "filter", f"{text}; it stays, as its body cannot be read now, or is too long")
+            return Decision(False, "filter", f"{text}; it stays, as its body cannot be read, or is too long or deep")
         return Decision(False, "filter", f"{text}, and the first that meets it then puts it aside in error/", until=due)
 
     def is_due(self, file: MessageFile) -> bool:

@@ -16,6 +16,7 @@ from dropq.storage import reading
 
 if TYPE_CHECKING:
     from dropq.filters import Lookup
+    from dropq.filters.message_types import MessageType
 
 log = logging.getLogger("dropq")
 
@@ -39,7 +40,8 @@ def matcher(context: QueueContext, filter: str, state: str = "target") -> Callab
     """
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
-    compiled, lookups = compile_filter(filter), Lookups(context, state, reasons=context.reasons)
+    compiled = compile_filter(filter)
+    lookups = Lookups(context, state, reads_bodies=compiled.reads_body, reasons=context.reasons)
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
@@ -48,7 +50,7 @@ def deciding(
 ) -> Callable[[MessageFile], bool | None]:
     """Return a function that tests messages before they enter a queue; None says that it cannot tell now.
 
-    Of the queue that they lie in, it cannot tell what is longer than filters read, either.
+    Of the queue that they lie in, it cannot tell what is longer than filters read, or nested too deeply, either.
 
     Args:
         filter: the filter.
@@ -62,7 +64,8 @@ def deciding(
     """
     from dropq.filters import compile_filter
 
-    compiled, lookups = compile_filter(filter), Lookups(context, state, into=into)
+    compiled = compile_filter(filter)
+    lookups = Lookups(context, state, reads_bodies=compiled.reads_body, into=into)
     return lookups.deciding(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
@@ -72,8 +75,12 @@ class Lookups:
     Args:
         context: the queue that they lie in.
         state: their state: of waiting messages a filter sees the next delivery, of others the last.
+        reads_bodies: whether they look into bodies, and not at names alone.
         into: the queue whose filter it is, which says what bodies are; None for their own.
         reasons: why its messages failed, which also tell the tries and the arrival of foreign files; None for none.
+
+    Raises:
+        Unavailable: the message type needs an extra that is not installed.
     """
 
     def __init__(
@@ -81,15 +88,20 @@ class Lookups:
         context: QueueContext,
         state: str = "target",
         *,
+        reads_bodies: bool = False,
         into: QueueContext | None = None,
         reasons: Reasons | None = None,
     ) -> None:
+        from dropq.filters import message_type
+
         self._sidecars = context.sidecars
         self._state = state
         self._reasons = reasons
         self._waits = state in WAITING
         self._folder = context.layout.folder(state)
-        self._message_type = (into or context).config.message_type
+        config = (into or context).config
+        kind = config.message_type if reads_bodies else "binary"  # which nobody looks into
+        self._message_type = message_type(kind, config.field_separator)
         self._queue = (into or context).name
         self._enters = into is not None and into is not context
 
@@ -113,7 +125,7 @@ class Lookups:
             if key in before:
                 answered, known = before[key], True
             else:
-                body = _Body(f"{self._folder}/{file.filename}")
+                body = self._body(file)
                 answered = ask(self._lookup(file, body))
                 known = not body.refused
             if known:
@@ -128,11 +140,14 @@ class Lookups:
         """Return a function that applies `ask` to a file's name and body; None where the body cannot be read now."""
 
         def answer(file: MessageFile) -> bool | None:
-            body = _Body(f"{self._folder}/{file.filename}")
+            body = self._body(file)
             answered = ask(self._lookup(file, body))
-            return None if body.refused or (body.is_too_long and not self._enters) else answered
+            return None if body.refused or (body.content.unread and not self._enters) else answered
 
         return answer
+
+    def _body(self, file: MessageFile) -> _Body:
+        return _Body(f"{self._folder}/{file.filename}", self._message_type)
 
     def _lookup(self, file: MessageFile, body: _Body | None) -> Lookup:
         from dropq.filters import for_name
@@ -151,8 +166,7 @@ class Lookups:
             name,
             delivery_count=count,
             arrival=file.arrival or None,
-            body=body,
-            message_type=self._message_type,
+            body=None if body is None else body.content,
             queue=self._queue,
         )
 
@@ -161,22 +175,24 @@ class _Body:
     """Reads a file's body for a filter.
 
     Attributes:
+        content: the body.
         refused: whether the body, or the message's sidecar, could not be read now, so that the result may change.
-        is_too_long: whether the body is longer than filters read.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.refused = self.is_too_long = False
+    def __init__(self, path: str, message_type: MessageType) -> None:
+        from dropq.filters import Body
 
-    def __call__(self) -> bytes:
+        self._path = path
+        self.content = Body(self._read, message_type)
+        self.refused = False
+
+    def _read(self) -> bytes:
         from dropq.filters import LIMIT
 
         try:
             return reading.read_body(self._path, LIMIT)
         except OSError as error:
             if error.errno == errno.EFBIG:
-                self.is_too_long = True
                 log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, LIMIT >> 20)
             else:
                 self.refused = True

@@ -55,7 +55,8 @@ def by_time(file: MessageFile) -> int:
 def by_expression(text: str, context: QueueContext) -> Callable[[MessageFile], int]:
     """Return a function that ranks messages by an expression (AMPS's Priority)."""
     expression = compile_expression(text)
-    return Lookups(context).remembering(lambda lookup: unsigned(expression.value(lookup)))
+    lookups = Lookups(context, reads_bodies=expression.reads_body)
+    return lookups.remembering(lambda lookup: unsigned(expression.value(lookup)))
 
 
 def unsigned(value: Value) -> int:

@@ -97,7 +97,10 @@ def test_a_queue_has_a_message_type(make: Make) -> None:
         queue.send('{"n": 5}')
     assert [len(list(plain.browse(filter=wanted))) for wanted in ("/n = 5", "/ LIKE 'n'")] == [1, 0]
     assert [len(list(text.browse(filter=wanted))) for wanted in ("/n = 5", "/ LIKE 'n'")] == [0, 1]
-    assert "MessageType" in refusal(make, MessageType="fix")
+    fix = make(MessageType="fix", Filter="/35 = 'D'")
+    fix.send("35=D\x0149=BANK\x01")
+    assert fix.receive() is not None
+    assert "MessageType" in refusal(make, MessageType="protobuf")
 
 
 # -- UnderlyingTopic, DefaultPublishTarget -----------------------------------------------------------------------------

@@ -106,14 +106,16 @@ def test_what_cannot_be_read_or_is_too_long_waits(tmp_path: Path, clock: Clock) 
         tmp_path / "root", clock=clock, timing=FRESH, filter="/a = 1", filter_rest="error", unroutable_after=HOUR
     )
     queue.send(b" " * (LIMIT + 1))
+    queue.send("[" * 100_000 + "]" * 100_000)
     queue.send('{"a": 2}')
     queue.send("no JSON at all")
     clock.ms += HOUR * 1000 + 5000
     assert queue.receive() is None
     assert in_error(queue) == ["no JSON at all", '{"a": 2}']
-    (said,) = queue.explain()
-    assert (said.why, said.until) == ("filter", None)
-    assert "it stays, as its body cannot be read now, or is too long" in said.detail
+    for said in queue.explain():
+        assert (said.why, said.until) == ("filter", None)
+        assert "it stays, as its body cannot be read, or is too long or deep" in said.detail
+    assert queue.counts()["target"] == 2
 
 
 def test_sweeps_routers_and_those_who_look_leave_the_rest_where_it_is(queue: Queue, clock: Clock) -> None:

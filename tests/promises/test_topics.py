@@ -1415,9 +1415,13 @@ def test_neither_a_topic_nor_a_subscription_can_be_a_view(root: Root, key: str) 
 
 
 def test_a_subscription_reads_bodies_as_its_topic_says(root: Root) -> None:
-    topic = root.create_topic("a", message_type="text")
-    copies = topic.create_subscription("s", client_id="c")
-    assert (topic.queue.config.message_type, copies.config.message_type) == ("text", "text")
+    topic = root.create_topic("a", message_type="nvfix", field_separator=";")
+    copies = topic.create_subscription("s", client_id="c", filter="/n = '1'")
+    for config in (topic.queue.config, copies.config):
+        assert (config.message_type, config.field_separator) == ("nvfix", ";")
+    topic.publish("n=2;m=1")
+    topic.publish("m=2;n=1")
+    assert [message.text for message in copies.browse()] == ["m=2;n=1"]
 
 
 @pytest.mark.parametrize("expression", [False, True])

@@ -34,7 +34,8 @@ KEYS = [field.name for field in dataclasses.fields(QueueConfig)]
 
 #: AMPS spelling -> a value that is valid by itself.
 AMPS = {
-    "MessageType": "json",
+    "MessageType": "fix",
+    "FieldSeparator": 124,
     "UnderlyingTopic": "prices",
     "DefaultPublishTarget": "prices",
     "LeasePeriod": "30s",
@@ -76,7 +77,17 @@ WRONG: list[tuple[str, object, str]] = [
     ("fairness_model", "slow", '"proportional"'),
     ("overflow", "drop", '"reject"'),
     ("overflow", "selector", 'one of "reject", "discard", "block"'),
-    ("message_type", "xml", 'one of "json", "text", "binary"'),
+    ("message_type", "protobuf", 'one of "json", "text", "binary", "fix", "nvfix", "xml", "msgpack", "bson"'),
+    ("field_separator", "", "an ASCII character"),
+    ("field_separator", "||", "an ASCII character"),
+    ("field_separator", "=", "an ASCII character that is no letter, digit or = is allowed"),
+    ("field_separator", "A", "an ASCII character"),
+    ("field_separator", 65, "an ASCII character"),
+    ("field_separator", 0, "an ASCII character"),
+    ("field_separator", "\0", "an ASCII character"),
+    ("field_separator", 10**20, "an ASCII character"),
+    ("field_separator", "¦", "an ASCII character"),
+    ("field_separator", True, "an ASCII character"),
     ("file_backed_metadata", "disabled", '"enabled"'),
     ("max_deliveries", -1, "a whole number from 0"),
     ("max_deliveries", 2**31, "to 2147483647"),
@@ -279,7 +290,8 @@ def test_a_configuration_cannot_be_changed() -> None:
 def test_the_amps_spelling_is_the_same_key(spelt: str) -> None:
     snake = re.sub("(?<!^)(?=[A-Z])", "_", spelt).lower()
     assert snake in KEYS
-    others = {"underlying_topic": AMPS[spelt]} if snake == "default_publish_target" else {}
+    needed = {"default_publish_target": "underlying_topic", "field_separator": "message_type"}
+    others = {needed[snake]: AMPS["".join(map(str.capitalize, needed[snake].split("_")))]} if snake in needed else {}
     there = validate_options({spelt: AMPS[spelt], **others}, "x")
     assert there == validate_options({snake: AMPS[spelt], **others}, "x")
 
@@ -318,6 +330,21 @@ def test_modes_are_octal_however_written() -> None:
     for written in ("0664", "664", "0o664", 0o664):
         assert validate_options({"file_mode": written}, "x").file_mode == 0o664
     assert validate_options({"dir_mode": "2775"}, "x").dir_mode == 0o2775
+
+
+def test_a_field_separator_is_a_character_or_its_number_as_in_amps() -> None:
+    for written in ("|", 124, "124"):
+        assert validate_options({"message_type": "nvfix", "field_separator": written}, "x").field_separator == "|"
+    for written in ("\x01", 1, "1"):
+        assert toml_text({"message_type": "fix", "FieldSeparator": written}).endswith('field_separator = "\\u0001"\n')
+
+
+@pytest.mark.parametrize("others", [{}, {"message_type": "json"}, {"MessageType": "xml"}])
+def test_a_field_separator_is_for_fix_and_nvfix_alone(others: Mapping[str, object]) -> None:
+    assert refused({"field_separator": "|", **others}) == [
+        'here: field_separator = "|": only message_type = "fix" and message_type = "nvfix" have one'
+    ]
+    assert validate_options({"field_separator": "unset", **others}, "here").field_separator is None
 
 
 def test_a_group_is_a_name_or_a_number() -> None:

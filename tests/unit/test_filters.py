@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dropq.errors import InvalidFilter
-from dropq.filters import Value, compile_filter, compile_selector, for_name
+from dropq.filters import Body, Value, compile_filter, compile_selector, for_name
 from dropq.filters.grammar import NESTING
 from dropq.filters.like import Pattern
 from dropq.format.names import KEYWORDS, Name, check_property_name, parse
@@ -636,7 +636,7 @@ class TestTheFieldsOfAMessage:
     def test_an_id_that_no_message_can_have_is_warned_of(
         self, condition: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        lookup = for_name(self.CODED, body=lambda: b'{"a": 1}')
+        lookup = for_name(self.CODED, body=Body(lambda: b'{"a": 1}'))
         assert compile_filter(f"JMSMessageID {condition}").matches(lookup) is ("<>" in condition)
         (said,) = [record.getMessage() for record in caplog.records]
         assert "a JMSMessageID begins with ID:" in said and "write 'ID:X" in said

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from test_filters import EXAMPLES, Writer, any_text, mutated, seeds
 
 from dropq.errors import InvalidFilter, Unavailable
-from dropq.filters import Value, compile_expression, compile_filter, for_name
+from dropq.filters import Body, Value, compile_expression, compile_filter, for_name
 from dropq.filters.arrays import PAIRS
 from dropq.filters.grammar import NESTING
 from dropq.filters.regex import STEPS
@@ -32,7 +32,7 @@ T, F, U = True, False, None
 
 def matches(text: str, body: object = None, **properties: Typed) -> bool:
     name = Name("a", priority=7, properties=properties)
-    return compile_filter(text).matches(for_name(name, body=lambda: json.dumps(body).encode()))
+    return compile_filter(text).matches(for_name(name, body=Body(lambda: json.dumps(body).encode())))
 
 
 def truth(text: str, body: object = None, **properties: Typed) -> bool | None:
@@ -43,7 +43,7 @@ def truth(text: str, body: object = None, **properties: Typed) -> bool | None:
 
 
 def value(text: str, body: object = None) -> Value:
-    return compile_expression(text).value(for_name(Name("a"), body=lambda: json.dumps(body).encode()))
+    return compile_expression(text).value(for_name(Name("a"), body=Body(lambda: json.dumps(body).encode())))
 
 
 def error(text: str) -> str:
@@ -510,8 +510,8 @@ class TestLike:
         compiled = compile_filter("/s LIKE '[ab]*a[ab]{900}c' OR NOT /s LIKE '[ab]*a[ab]{900}c'")
         long = json.dumps({"s": ["ab" * 1000] * (STEPS // 900 // 2000 + 1)}).encode()
         with caplog.at_level(logging.WARNING, "dropq"):
-            assert not compiled.matches(for_name(Name("a"), body=lambda: long))
-            assert not compiled.matches(for_name(Name("a"), body=lambda: long))
+            assert not compiled.matches(for_name(Name("a"), body=Body(lambda: long)))
+            assert not compiled.matches(for_name(Name("a"), body=Body(lambda: long)))
         assert [record.getMessage()[:27] for record in caplog.records] == ["a LIKE is unknown for texts"] * 2
 
     def test_without_re2_says_which_extra_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:

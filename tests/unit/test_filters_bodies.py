@@ -6,14 +6,21 @@ import errno
 import json
 import logging
 import os
+import struct
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import bson
+import msgpack
 import pytest
 from helpers import Make, base, drop, names_in, take, where
 
+from dropq.config.schema import QueueConfig, kinds
 from dropq.errors import ConfigError, InvalidFilter, Unavailable
-from dropq.filters import LIMIT, compile_filter, for_name
+from dropq.filters import LIMIT, Body, Value, compile_expression, compile_filter, for_name, message_type
+from dropq.filters.message_types import DEPTH, TYPES
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.policies import matching
@@ -21,8 +28,13 @@ from dropq.policies.matching import Lookups, matcher
 from dropq.storage import reading
 
 
-def matches(text: str, body: bytes, message_type: str = "json") -> bool:
-    return compile_filter(text).matches(for_name(Name("a"), body=lambda: body, message_type=message_type))
+def matches(text: str, body: bytes, kind: str = "json", separator: str | None = None) -> bool:
+    content = Body(lambda: body, message_type(kind, separator))
+    return compile_filter(text).matches(for_name(Name("a"), body=content))
+
+
+def value(text: str, body: bytes, kind: str) -> Value:
+    return compile_expression(text).value(for_name(Name("a"), body=Body(lambda: body, message_type(kind))))
 
 
 class Reads:
@@ -43,13 +55,13 @@ class TestABody:
     def test_is_not_read_by_a_filter_without_a_path(self) -> None:
         """A selector knows the name alone."""
         body = Reads(b'{"x": 1}')
-        assert not compile_filter("x = 1 OR JMSPriority > 4").matches(for_name(Name("a"), body=body))
+        assert not compile_filter("x = 1 OR JMSPriority > 4").matches(for_name(Name("a"), body=Body(body)))
         assert body.count == 0
 
     def test_is_read_once_however_many_paths_ask(self) -> None:
         """For one message and one filter."""
         body = Reads(b'{"x": 1, "y": 2}')
-        assert compile_filter("/x = 1 AND /y = 2 AND /x + /y = 3").matches(for_name(Name("a"), body=body))
+        assert compile_filter("/x = 1 AND /y = 2 AND /x + /y = 3").matches(for_name(Name("a"), body=Body(body)))
         assert body.count == 1
 
     @pytest.mark.parametrize(
@@ -58,7 +70,7 @@ class TestABody:
     def test_is_not_read_where_what_stands_before_decides(self, text: str) -> None:
         """So what the name tells is best written first."""
         body = Reads(b'{"x": 1}')
-        compile_filter(text).matches(for_name(Name("a"), body=body))
+        compile_filter(text).matches(for_name(Name("a"), body=Body(body)))
         assert body.count == 0
 
     @pytest.mark.parametrize(
@@ -82,7 +94,7 @@ class TestABody:
     def test_that_cannot_be_read_has_only_nulls(self, number: int) -> None:
         """Whether it is gone or the system refuses."""
         body = Reads(OSError(number, os.strerror(number)))
-        assert compile_filter("/x IS NULL AND /y IS NULL").matches(for_name(Name("a"), body=body))
+        assert compile_filter("/x IS NULL AND /y IS NULL").matches(for_name(Name("a"), body=Body(body)))
         assert body.count == 1
 
     def test_that_nobody_gives_has_only_nulls(self) -> None:
@@ -103,9 +115,203 @@ class TestABody:
     def test_of_type_binary_is_never_looked_into(self) -> None:
         """It is there, and that is all."""
         body = Reads(b'{"x": 1}')
-        lookup = for_name(Name("a"), body=body, message_type="binary")
+        lookup = for_name(Name("a"), body=Body(body, message_type("binary")))
         assert compile_filter("/x IS NULL AND / IS NOT NULL").matches(lookup)
         assert body.count == 0
+
+
+FIX = b"8=FIX.4.4\x0135=W\x0149=BANK\x01268=2\x01269=0\x01270=1.5\x01269=1\x01270=1.6\x0158=a=b\x01"
+XML = b"""<?xml version="1.0"?>
+<o:order id="7" o:urgent="yes" xmlns:o="urn:orders">
+  <customer>Smith &amp; Co</customer><note/><blank> </blank>
+  <item sku="A1"><price>10</price></item><item sku="B2">last</item>
+  <text>before <b>bold</b> after</text>
+</o:order>"""
+
+
+def nested_bson(depth: int) -> bytes:
+    sizes = range(5 + 8 * depth, 5, -8)
+    return b"".join(struct.pack("<i", size) + b"\x03a\0" for size in sizes) + b"\5\0\0\0\0" + b"\0" * depth
+
+
+def bson_of(kind: int, content: bytes) -> bytes:
+    """A document with one field, /a."""
+    return struct.pack("<iB", len(content) + 8, kind) + b"a\0" + content + b"\0"
+
+
+class TestMessageTypes:
+    def test_are_those_of_the_configuration(self) -> None:
+        """Each that a queue may have is read somehow."""
+        for name in TYPES:
+            assert kinds(QueueConfig)["message_type"].read(name) == name
+        assert kinds(QueueConfig)["message_type"].allowed.count('"') == 2 * len(TYPES)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "/35 = 'W' AND /49 = 'BANK'", "/269 = '1' AND /269 = '0' AND /269[1] = '1' AND /269[2] IS NULL",
+            "/35[0] = 'W'", "/58 = 'a=b'", "/55 IS NULL AND / IS NOT NULL", "/270 BEGINS WITH '1.6'",
+        ],
+    )  # fmt: skip
+    def test_fix_has_its_tags(self, text: str) -> None:
+        """Each is the array of all its values."""
+        assert matches(text, FIX, "fix")
+
+    @pytest.mark.parametrize(
+        ("kind", "separator", "body"),
+        [
+            ("fix", None, b"35=D"), ("fix", "|", b"35=D|49=\xff|"), ("nvfix", None, b"35=D\x01"),
+            ("nvfix", ";", b"x=1;35=D"), ("fix", None, b"35=D\x0196=\x00\x01raw\x0149=x\x01\n"),
+        ],
+    )  # fmt: skip
+    def test_fix_may_be_written_in_several_ways(self, kind: str, separator: str | None, body: bytes) -> None:
+        """The last field may lack its separator, data may have one inside, and not every text is UTF-8."""
+        assert matches("/35 = 'D'", body, kind, separator)
+
+    def test_nvfix_has_names(self) -> None:
+        """In place of numbers."""
+        assert matches("/Name = 'x' AND /\"Order Id\" = '' AND /34 = '1'", b"Name=x\x01Order Id=\x0134=1\x01", "nvfix")
+        assert matches("/Name IS NULL AND /34 = '1'", b"34=1\x01Name=x\x01", "fix")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "/o:order/@id = '7' AND /o:order/@o:urgent = 'yes'", "/o:order/customer = 'Smith & Co'",
+            "/o:order/note IS NULL AND /o:order/blank IS NULL AND /o:order/none IS NULL",
+            "/o:order/item/price = '10' AND /o:order/item/@sku = 'B2'", "/o:order/item[1] = 'last'",
+            "/o:order/item[0]/price IS NOT NULL AND /o:order/item[0] IS NOT NULL", "/o:order/customer[0] LIKE '^Smith'",
+            "/o:order/text = 'before  after' AND /o:order/text/b = 'bold'", "/order IS NULL AND / IS NOT NULL",
+        ],
+    )  # fmt: skip
+    def test_xml_has_elements_and_attributes(self, text: str) -> None:
+        """By the names that stand there; what is repeated is an array, and an empty element is NULL."""
+        assert matches(text, XML, "xml")
+
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1", "cp1252"])
+    def test_xml_says_its_encoding(self, encoding: str) -> None:
+        """As XML does."""
+        assert matches("/a = 'ü'", f'<?xml version="1.0" encoding="{encoding}"?><a>ü</a>'.encode(encoding), "xml")
+
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [
+            ("/a", 1), ("/b/c", "x"), ("/b[0]", 2.5), ("/3", "a string"), ("/'-1'", "an integer"),
+            ("/'1.5'", "a double"), ("/null", "nil"), ("/true", "a boolean"), ("/at", 1767225600005),
+            ("/far", 2.0**62 * 1000), ("/u", 2.0**64), ("/none", None),
+            ("/flag", True), ("/bin", None), ("/ext", None), ("/by", None),
+        ],
+    )  # fmt: skip
+    def test_msgpack_has_the_fields_of_its_maps(self, path: str, expected: object) -> None:
+        """By the texts of their keys; times are in ms since 1970."""
+        body = msgpack.packb(
+            {
+                "a": 1, "b": [2.5, {"c": "x"}], 3: "an integer", "3": "a string", -1: "an integer", 1.5: "a double",
+                None: "nil", True: "a boolean", "at": msgpack.Timestamp(1767225600, 5_999_999), "none": None,
+                "far": msgpack.Timestamp(2**62, 0), "u": 2**64 - 1, "flag": True, "bin": b"a", b"by": 1,
+                "ext": msgpack.ExtType(5, b"a"),
+            }
+        )  # fmt: skip
+        assert value(path, body, "msgpack") == expected
+        assert matches("/bin IS NOT NULL AND /ext IS NOT NULL AND /by IS NULL", body, "msgpack")
+
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [
+            ("/a", 1), ("/long", 2**60), ("/b/c", "x"), ("/b[0]", 2.5), ("/at", 1767225600005), ("/far", 2**62),
+            ("/id", "0123456789abcdef01234567"), ("/price", 1.5), ("/big", float("inf")), ("/none", None),
+            ("/bin", None), ("/like", None), ("/ref", None),
+        ],
+    )  # fmt: skip
+    def test_bson_has_the_fields_of_its_documents(self, path: str, expected: object) -> None:
+        """Times are in ms since 1970, ids are texts, and decimals doubles."""
+        body = bson.encode(
+            {
+                "a": 1, "long": 2**60, "b": [2.5, {"c": "x"}], "at": bson.DatetimeMS(1767225600005), "none": None,
+                "far": bson.DatetimeMS(2**62), "id": bson.ObjectId("0123456789abcdef01234567"), "bin": b"a",
+                "price": bson.Decimal128("1.5"), "big": bson.Decimal128("1E+6000"), "like": bson.Regex("a"),
+                "ref": bson.DBRef("a", 1),
+            }
+        )  # fmt: skip
+        assert value(path, body, "bson") == expected
+        assert matches("/bin IS NOT NULL AND /like IS NOT NULL AND /ref IS NOT NULL", body, "bson")
+
+    def test_bson_may_have_a_decimal_that_is_no_number(self) -> None:
+        """Also one that Python refuses to convert."""
+        assert not matches("/a = 1 OR /a < 1 OR /a >= 1", bson_of(0x13, b"\0" * 15 + b"\x7e"), "bson")
+
+    @pytest.mark.parametrize(
+        ("kind", "body"),
+        [
+            ("fix", b""), ("fix", b"hello"), ("fix", b"\x0135=D\x01"), ("fix", b"Name=x\x01"), ("fix", b"=D\x01"),
+            ("nvfix", b"hello"), ("nvfix", b"=x"), ("fix", "٣=D".encode()), ("xml", b""), ("xml", b"hello"),
+            ("xml", b"<a>"), ("xml", b"<a/><a/>"), ("xml", b"<a>\0</a>"), ("xml", b"<a>&b;</a>"),
+            ("xml", b"<a>\xff</a>"),
+            ("xml", b'<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;&b;">]><a>&c;&c;&c;</a>'),
+            ("xml", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>'),
+            ("xml", b'<!DOCTYPE a [<!ENTITY % b SYSTEM "http://127.0.0.1:9/b"> %b;]><a>1</a>'),
+            ("xml", b'<!DOCTYPE a SYSTEM "http://127.0.0.1:9/a.dtd"><a>1</a>'), ("xml", b"<!DOCTYPE a><a>1</a>"),
+            ("xml", b'<?xml version="1.0" encoding="zlib"?><a>1</a>'),
+            ("xml", b'<?xml version="1.0" encoding="undefined"?><a>1</a>'),
+            ("msgpack", b""), ("msgpack", b"hello"), ("msgpack", b"\x81\xa1a"), ("msgpack", b"\x81\xa1a\1\1"),
+            ("msgpack", b"\x81\xa1a\xa1\xff"), ("msgpack", b"\xc1"), ("msgpack", b"\xd4\xffa"),
+            ("msgpack", b"\xdf\xff\xff\xff\xff\xa1a\1"), ("msgpack", b"\xdb\xff\xff\xff\xffa"),
+            ("msgpack", b"\xc6\xff\xff\xff\xffa"), ("msgpack", b"\xc9\xff\xff\xff\xff\1a"),
+            ("bson", b""), ("bson", b"hello"), ("bson", b'{"a": 1}'), ("bson", bson.encode({"a": 1})[:-1]),
+            ("bson", bson.encode({"a": 1}) + b"\0"), ("bson", b"\xff\xff\xff\xff" + bson.encode({"a": 1})[4:]),
+            ("bson", b"\xff\xff\xff\x7f" + bson.encode({"a": 1})[4:]), ("bson", bson_of(2, b"\xff\xff\xff\x7fa\0")),
+            ("bson", bson_of(5, b"\xff\xff\xff\x7f\0a")), ("bson", bson_of(2, b"\2\0\0\0\xff\0")),
+            ("bson", bson_of(99, b"")),
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_of_which_a_body_is_not_give_it_only_nulls(self, kind: str, body: bytes) -> None:
+        """Whatever it lacks, refers to, or pretends to have."""
+        content = Body(lambda: body, message_type(kind))
+        lookup = for_name(Name("a"), body=content)
+        assert compile_filter("/ IS NULL AND /a IS NULL AND /35 IS NULL AND /Name IS NULL").matches(lookup)
+        assert content.unread == ""
+
+    @pytest.mark.parametrize(
+        ("kind", "body"),
+        [
+            ("json", b"[" * 100_000 + b"]" * 100_000), ("xml", b"<a>" * 100_000 + b"</a>" * 100_000),
+            ("xml", b"<a>" * (DEPTH + 1) + b"</a>" * (DEPTH + 1)), ("msgpack", b"\x91" * 100_000 + b"\1"),
+            ("bson", nested_bson(100_000)), *((kind, b" " * (LIMIT + 1)) for kind in TYPES if kind != "binary"),
+        ],
+        ids=lambda part: part if isinstance(part, str) else len(part),
+    )  # fmt: skip
+    def test_say_of_what_is_too_deep_or_too_long_that_it_was_not_read(self, kind: str, body: bytes) -> None:
+        """It may be of its type."""
+        content = Body(lambda: body, message_type(kind))
+        assert compile_filter("/a IS NULL AND / IS NULL").matches(for_name(Name("a"), body=content))
+        assert content.unread == ("Nested too deeply" if len(body) <= LIMIT else "File too large")
+
+    def test_say_why_the_system_refused(self) -> None:
+        """Until something is looked up there is nothing to say."""
+        content = Body(Reads(PermissionError(errno.EACCES, "Permission denied")))
+        assert content.unread == ""
+        assert compile_filter("/a IS NULL").matches(for_name(Name("a"), body=content))
+        assert content.unread == "Permission denied"
+
+    @pytest.mark.parametrize(
+        ("kind", "body"),
+        [("xml", b"<a>" * 500 + b"x" + b"</a>" * 500), ("msgpack", b"\x91" * 500 + b"\1"), ("bson", nested_bson(500))],
+    )
+    def test_are_read_where_they_are_nested_less_deeply(self, kind: str, body: bytes) -> None:
+        """Like JSON."""
+        assert matches("/ IS NOT NULL", body, kind)
+
+    def test_take_no_memory_for_what_a_body_only_pretends_to_have(self) -> None:
+        """A thousand arrays in each other, each said to be almost as long as the body, would take gigabytes."""
+        body = (b"\xdd" + struct.pack(">I", 1_000_000)) * 1000
+        body += b"\0" * (1_010_000 - len(body))
+        parsing = message_type("msgpack")
+        tracemalloc.start()
+        try:
+            assert compile_filter("/ IS NULL").matches(for_name(Name("a"), body=Body(lambda: body, parsing)))
+            assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def bodies_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -287,6 +493,39 @@ class TestTheFilterOfAQueue:
         queue.send("this is urgent")
         assert take(queue).text == "this is urgent"
         assert queue.receive() is None
+
+    def test_reads_fix_with_the_separator_of_the_queue(self, make: Make) -> None:
+        """And so do those who look."""
+        queue = make(MessageType="fix", FieldSeparator=124, filter="/35 = 'D'")
+        queue.send("35=D\x0149=a")
+        queue.send("35=D|49=b|")
+        assert take(queue).text == "35=D|49=b|"
+        assert queue.receive() is None
+        assert [message.text for message in queue.browse(filter="/35 BEGINS WITH 'D'")] == ["35=D\x0149=a"]
+
+    @pytest.mark.parametrize(("kind", "encode"), [("msgpack", msgpack.packb), ("bson", bson.encode)])
+    def test_and_its_priority_read_what_is_not_text(self, make: Make, kind: str, encode: Any) -> None:
+        """The message with the higher number comes first."""
+        queue = make(message_type=kind, filter="/n > 1", priority="/n")
+        for number in (1, 2, 3):
+            queue.send(encode({"n": number}))
+        assert [take(queue).body for _ in range(2)] == [encode({"n": 3}), encode({"n": 2})]
+        assert queue.receive() is None
+
+    @pytest.mark.parametrize(("kind", "package"), [("msgpack", "msgpack"), ("bson", "pymongo")])
+    @pytest.mark.parametrize("option", ["filter", "barrier_expression", "priority"])
+    def test_needs_the_package_of_its_message_type_only_where_bodies_are_read(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, package: str, option: str
+    ) -> None:
+        """Who sends does not need it, nor who reads names alone."""
+        monkeypatch.setitem(sys.modules, kind, None)
+        queue = make(message_type=kind, **{option: "/n > 1"})
+        queue.send(b"a")
+        with pytest.raises(Unavailable, match=rf"need the package {package}, .* pip install 'dropq\[{kind}\]'"):
+            queue.receive()
+        named = make(message_type=kind, **{option: "JMSPriority > 3"})
+        named.send(b"a")
+        assert take(named).body == b"a"
 
     def test_of_a_queue_that_needs_an_extra_does_not_hinder_who_sends(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
