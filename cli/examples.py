@@ -12,6 +12,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("dropq doctor --root /mnt/queues", "dropq doctor orders"),
     "config": ("dropq config show orders", "dropq config check"),
     "config show": ("dropq config show orders", "dropq config show orders lease_period"),
+    "config import": ("dropq config import amps.xml --dry-run",),
     "config check": ("dropq config check", "dropq config check orders/queue.toml"),
     "ls": ("dropq ls", "dropq ls --all --header", "dropq ls orders --json"),
     "health": ("dropq health --max-age 1h --max-count 1000",),

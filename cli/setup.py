@@ -251,6 +251,44 @@ def _check_of(file: str) -> Callable[[str], list[str]]:
     from dropq.config.load import check_file
     from dropq.diagnosis import selector_checks
     from dropq.policies import routes
+@config.command("import", cls=Command)
+def config_import(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An AMPS configuration, in XML.", show_default=False)],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Make the queues of an AMPS configuration queues of this root; prints their names and paths.
+
+    It takes each Queue, QueueDefinition, LocalQueue and GroupLocalQueue below SOW. stderr says which of their keys are
+    left out, and why. When one of the queues cannot be made, it makes none.
+    """
+    from dropq.config.amps import read_queues
+    from dropq.config.load import toml_text
+    from dropq.upkeep.queues import refuse_taken
+
+    shell = Shell(ctx, json)
+    root = shell.root
+    found = [
+        (queue, parse_toml(toml_text(queue.options)))
+        for queue in read_queues(file, root.context.config, root.layout.config_file)
+    ]
+    refuse_taken(root.context, (queue.name for queue, _ in found))
+    for queue, settings in found:
+        if queue.is_shared:
+            shares = f"{queue.name}: AMPS shares a {queue.element} among servers; here it is a queue of this root alone"
+            output.note(output.escape(shares))
+        for key, why in queue.left_out.items():
+            output.note(output.escape(f"{queue.name}: {key} is left out: {why}"))
+        path = f"{root.path}/{queue.name}"
+        if not dry_run:
+            path = root.create_queue(queue.name, **queue.options).layout.home
+        record = {"queue": queue.name, "path": path, "settings": settings, "left_out": queue.left_out}
+        shell.line(record, ("queue", "path"))
+    output.note(f"{'would_create' if dry_run else 'created'}={len(found)}")
+    return OK if found else NEGATIVE
+
+
 
     if os.path.basename(file) == ROUTES_FILE:
         return routes.check_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -78,6 +78,16 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
             link_views(root)
     if is_view or selectors:
         _undo_circle(root, name, layout)
+
+
+def refuse_taken(root: RootContext, wanted: Iterable[str]) -> None:
+    """Raise QueueExists if something in the root has one of the names, before any of these queues is made."""
+    path = root.layout.path
+    taken = [name for name in wanted if os.path.lexists(f"{path}/{name}") or find_layout(path, name) is not None]
+    if taken:
+        raise QueueExists(
+            f"no queue was made: {path} has {', '.join(taken)} already; give other names, or leave them out"
+        )
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:

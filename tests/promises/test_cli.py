@@ -440,6 +440,51 @@ def test_ls_leaves_out_temporary_queues_which_health_and_fsck_do_not(run: Run, r
     root.create_queue(TEMPORARY)
     root.create_queue("temp-of-mine")
     assert [row[0] for row in run("ls").rows] == ["q", "temp-of-mine"]
+AMPS = """<AMPSConfig><SOW>
+<QueueDefinition><Name>jobs</Name><LeasePeriod>30S</LeasePeriod><Filters>/a</Filters></QueueDefinition>
+<LocalQueue><Topic>mail</Topic><MessageType>text</MessageType></LocalQueue>
+</SOW></AMPSConfig>"""
+
+
+def test_import_makes_the_queues_of_amps_and_says_what_it_leaves_out(run: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "amps.xml"
+    file.write_text(AMPS)
+    paths = {name: f"{root.path}/{name}" for name in ("jobs", "mail")}
+    tried = run("config", "import", str(file), "--dry-run", "--json")
+    assert tried.records == [
+        {
+            "queue": "jobs",
+            "path": paths["jobs"],
+            "settings": {"lease_period": "30s"},
+            "left_out": {"Filters": "dropq has no such key; the nearest is filter"},
+        },
+        {"queue": "mail", "path": paths["mail"], "settings": {"message_type": "text"}, "left_out": {}},
+    ]
+    assert not root.queue("jobs").exists()
+    done = run("config", "import", str(file))
+    assert (done.code, done.rows) == (0, [[*each] for each in paths.items()])
+    assert done.err.splitlines() == [
+        "jobs: AMPS shares a QueueDefinition among servers; here it is a queue of this root alone",
+        "jobs: Filters is left out: dropq has no such key; the nearest is filter",
+        "created=2",
+    ]
+    assert (root.queue("jobs").config.lease_period, root.queue("mail").config.message_type) == (30, "text")
+
+
+def test_import_makes_no_queue_where_one_cannot_be_made(run: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "amps.xml"
+    file.write_text(AMPS.replace("mail", "q"))
+    taken = run("config", "import", str(file))
+    assert taken.code == 73 and f"{root.path} has q already" in taken.err
+    file.write_text(AMPS.replace("text", "none such"))
+    wrong = run("config", "import", str(file))
+    assert wrong.code == 78 and 'MessageType = "none such"' in wrong.err
+    file.write_text("<AMPSConfig/>")
+    assert run("config", "import", str(file)).code == 1
+    assert run("config", "import", str(tmp_path / "gone.xml")).code == 66
+    assert [queue.name for queue in root.queues()] == ["q"]
+
+
     assert [record["queue"] for record in run("ls", "--json").records] == ["q", "temp-of-mine"]
     assert [row[0] for row in run("ls", "-a").rows] == ["q", TEMPORARY, "temp-of-mine"]
     assert [row[0] for row in run("ls", TEMPORARY).rows] == [TEMPORARY]
