@@ -28,7 +28,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq send orders --records --format csv till.csv",
     ),
     "receive": ("dropq receive orders -n 10 --wait 30s --lease 5m",),
-    "ack": ("dropq ack orders RECEIPT", "dropq receive orders | dropq ack orders -"),
+    "ack": (
+        "dropq ack orders RECEIPT",
+        "dropq receive orders | dropq ack orders -",
+        "dropq ack orders --filter \"customer = 'ann'\" --dry-run",
+    ),
     "nack": ("dropq nack orders RECEIPT --delay 5m",),
     "fail": ("dropq fail orders RECEIPT --reason 'the till did not answer'",),
     "reject": ("dropq reject orders RECEIPT --reason 'no such customer'",),
