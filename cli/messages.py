@@ -36,7 +36,7 @@ from .options import (
 )
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
-from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many
+from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -320,7 +320,8 @@ def _ack_each(shell: Shell, queue: Queue, named: Iterable[str], *, defer: bool) 
             refused.append(receipt)
 
     with despite_closed_stdout():
-        code = shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
+        named = _deferrable(named) if defer else named
+        code = shell.each(named, telling_where(shell, queue, acknowledge), "acknowledged")
     return code or (NEGATIVE if refused else OK)
 
 
@@ -435,4 +436,4 @@ def _settle(
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
 
     with despite_closed_stdout():
-        return shell.each(arguments(receipts, column=1), settle, "settled")
+        return shell.each(arguments(receipts, column=1), telling_where(shell, queue, settle), "settled")

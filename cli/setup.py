@@ -24,7 +24,7 @@ from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open
+from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open, root_above
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -50,9 +50,14 @@ def init(
     """
     from dropq import Root
 
-    path = directory or cast(GlobalOptions, ctx.obj).root or os.curdir
-    root = Root.create(path, dropboxmq=dropboxmq)
-    Shell(ctx, json).line({"root": str(root.path)}, ("root",))
+    path = os.path.abspath(directory or cast(GlobalOptions, ctx.obj).root or os.curdir)
+    before = root_above(path)
+    Root.create(path, dropboxmq=dropboxmq)
+    Shell(ctx, json).line({"root": path}, ("root",))
+    if before == path:
+        output.note(f"{path} was a root already")
+    elif before:
+        output.note(f"warning: {path} lies in the root {before}: commands in {path} take the new root")
 
 
 def create(
@@ -246,11 +251,6 @@ def config_check(
     return CONFIGURATION if problems else OK
 
 
-def _check_of(file: str) -> Callable[[str], list[str]]:
-    """Return what checks a file, by its name and its folder's."""
-    from dropq.config.load import check_file
-    from dropq.diagnosis import selector_checks
-    from dropq.policies import routes
 @config.command("import", cls=Command)
 def config_import(
     ctx: typer.Context,
@@ -289,6 +289,11 @@ def config_import(
     return OK if found else NEGATIVE
 
 
+def _check_of(file: str) -> Callable[[str], list[str]]:
+    """Return what checks a file, by its name and its folder's."""
+    from dropq.config.load import check_file
+    from dropq.diagnosis import selector_checks
+    from dropq.policies import routes
 
     if os.path.basename(file) == ROUTES_FILE:
         return routes.check_file
