@@ -282,7 +282,7 @@ def config_import(
             output.note(output.escape(f"{queue.name}: {key} is left out: {why}"))
         path = f"{root.path}/{queue.name}"
         if not dry_run:
-            path = root.create_queue(queue.name, **queue.options).layout.home
+            path = root.create_queue(queue.name, **dict[str, Any](queue.options)).layout.home
         record = {"queue": queue.name, "path": path, "settings": settings, "left_out": queue.left_out}
         shell.line(record, ("queue", "path"))
     output.note(f"{'would_create' if dry_run else 'created'}={len(found)}")

@@ -647,12 +647,12 @@ def test_sublet_lets_any_client_acknowledge_any_message(make: Make, options: dic
 def test_an_ack_by_a_filter_settles_what_matches_as_the_leasing_allows(make: Make, leasing: str) -> None:
     """What waits, and what is held: that of others with `sublet` alone, and always that of whoever acknowledges."""
     queue = make(Leasing=leasing)
-    other, body = reopened(queue), {"properties": {"order": 7}}
+    other, order = reopened(queue), {"order": 7}
     for held in ("own", "other's"):
-        queue.send(held, **body)
+        queue.send(held, properties=order)
     own, others = take(queue), take(other)
-    queue.send("waits", **body)
-    queue.send("delayed", delay="1h", **body)
+    queue.send("waits", properties=order)
+    queue.send("delayed", delay="1h", properties=order)
     queue.send("another order")
     outcomes = queue.ack_matching("order = 7")
     assert own.state == "processed"
