@@ -17,12 +17,13 @@ import typer
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
 from dropq.format.names import is_temporary, is_unique
+from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
 from . import output
 from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, arguments
+from .shell import Shell, arguments, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -92,7 +93,7 @@ def ls(
     def count(name: str) -> None:
         records.append(_counted(shell.queue(name)))
 
-    found = shell.queues(queues)
+    found = shell.queues(queues) + ([] if queues else away_names(shell.root.context))
     names = found if queues or everything else [name for name in found if not is_temporary(name)]
     if not found:
         shell.check_root()
@@ -346,11 +347,16 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False)
     or the end of the command's stderr. On a terminal the beginning of the body follows.
     """
     shell = Shell(ctx, json)
+    queue = shell.queue(name)
+
+    def show_all(wanted: str) -> None:
+        for number, message in enumerate(_shown(queue, wanted)):
+            if number and not shell.json:
+                print()
+            _show(shell, message)
+
     (wanted,) = arguments([id])
-    for number, message in enumerate(_shown(shell.queue(name), wanted)):
-        if number and not shell.json:
-            print()
-        _show(shell, message)
+    telling_where(shell, queue, show_all)(wanted)
 
 
 def _shown(queue: Queue, id: str) -> list[Message]:
@@ -429,7 +435,7 @@ def cat(
                 copyfileobj(body, sys.stdout.buffer)
             sys.stdout.buffer.flush()
 
-    return shell.each(arguments(ids), write)
+    return shell.each(arguments(ids), telling_where(shell, queue, write))
 
 
 def body_of(data: bytes) -> dict[str, object]:

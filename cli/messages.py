@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
@@ -16,21 +17,26 @@ from dropq.errors import LeaseLost
 from . import output
 from .look import explain_filter, first_of, record_of
 from .options import (
+    RECEIPTS,
+    DryRun,
     Filter,
     Headers,
     Json,
     QueueName,
     Quiet,
     Receipts,
+    State,
+    Yes,
     duration,
     fields_of,
     lease_of,
     lease_period,
+    state,
     with_headers,
 )
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
-from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many
+from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -256,10 +262,16 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
 def ack(
     ctx: typer.Context,
     name: QueueName,
-    receipts: Receipts,
+    receipts: Annotated[list[str] | None, typer.Argument(metavar="RECEIPT", help=RECEIPTS, show_default=False)] = None,
     defer: Annotated[
         bool, typer.Option("--defer", help="Remember the ack of a generated id whose message is not here yet.")
     ] = False,
+    filter: Filter = None,
+    state: Annotated[
+        State | None, state("The state of what matches: target, delayed or processing; all three by default.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -267,10 +279,34 @@ def ack(
 
     By its id, a message that waits is acknowledged, too. With --defer, the ack of a message that is not here yet is
     remembered for the queue's deferred_ack_expiration. When the message comes, it is archived instead of delivered.
+
+    With --filter, instead of receipts, it acknowledges all that match: those that wait, are delayed or are held.
+    Consumers that hold one lose their claims, but not where leasing is strict.
     """
     shell = Shell(ctx, json, quiet)
+    if filter is not None:
+        if receipts or defer:
+            raise UsageError("--filter chooses the messages: give no RECEIPT and no --defer with it")
+        return _ack_matching(shell, name, filter, state, dry_run=dry_run, yes=yes)
+    if not receipts or state is not None or dry_run:
+        raise UsageError(
+            "name messages by their receipts or ids; or choose them by --filter, also with --state, --dry-run"
+        )
+    return _ack_each(shell, shell.queue(name), arguments(receipts, column=1), defer=defer)
+
+
+def _ack_matching(shell: Shell, name: str, filter: str, state: str | None, *, dry_run: bool, yes: bool) -> int:
+    from dropq.upkeep import bulk
+
+    from .repair import Bulk
+
     queue = shell.queue(name)
-    named = arguments(receipts, column=1)
+    which = bulk.Selection(bulk.UNFINISHED if state is None else (state,), None, filter, dry_run=dry_run)
+    act = partial(bulk.ack, subscribe=queue._subscribe_to_ack)
+    return Bulk(shell, queue, which, yes).run_on_those("acknowledge", act)
+
+
+def _ack_each(shell: Shell, queue: Queue, named: Iterable[str], *, defer: bool) -> int:
     refused: list[str] = []
 
     def acknowledge(receipt: str) -> None:
@@ -284,7 +320,8 @@ def ack(
             refused.append(receipt)
 
     with despite_closed_stdout():
-        code = shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
+        named = _deferrable(named) if defer else named
+        code = shell.each(named, telling_where(shell, queue, acknowledge), "acknowledged")
     return code or (NEGATIVE if refused else OK)
 
 
@@ -399,4 +436,4 @@ def _settle(
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
 
     with despite_closed_stdout():
-        return shell.each(arguments(receipts, column=1), settle, "settled")
+        return shell.each(arguments(receipts, column=1), telling_where(shell, queue, settle), "settled")

@@ -37,14 +37,8 @@ Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="ID", help="Message ids or file names; - reads them from standard input, one a line."),
 ]
-Receipts = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RECEIPT",
-        help="Receipts from `receive`, or message ids where leasing is sublet; - reads them from standard input.",
-        show_default=False,
-    ),
-]
+RECEIPTS = "Receipts from `receive`, or message ids where leasing is sublet; - reads them from standard input."
+Receipts = Annotated[list[str], typer.Argument(metavar="RECEIPT", help=RECEIPTS, show_default=False)]
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id, file name or receipt.", show_default=False)]
 Settings = Annotated[
     list[str] | None,

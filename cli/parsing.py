@@ -29,6 +29,12 @@ VALUES = {
 }
 
 
+#: What is no command, and what to do instead.
+INSTEAD = {
+    "config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`.",
+}
+
+
 class Readable:
     """What commands and groups of commands share: how they convert, complete and show their parameters."""
 
@@ -87,7 +93,8 @@ class Group(Readable, TyperGroup):
         if args[0] in self.commands or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
         near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))
-        ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {near}?' if near else ''}")
+        instead = INSTEAD.get(f"{ctx.info_name} {args[0]}", f"Did you mean {near}?" if near else "")
+        ctx.fail(f"No such command {args[0]!r}. {instead}".rstrip())
 
     def known(self) -> list[str]:
         """Return the commands that a hint may name."""

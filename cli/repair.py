@@ -39,14 +39,17 @@ if TYPE_CHECKING:
 
 
 #: The participle of each bulk verb, for the sum.
-_DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "expire": "expired", "remove": "removed"}
+_DONE = {
+    **{"requeue": "requeued", "replay": "replayed", "move": "moved", "expire": "expired", "remove": "removed"},
+    "acknowledge": "acknowledged",
+}
 #: The columns of `fsck`; on a terminal the path, which may be long, comes first.
 FINDING = ("level", "kind", "path", "detail", "repaired")
 FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
 
 
 @dataclass(frozen=True)
-class _Bulk:
+class Bulk:
     """One run of a bulk verb: it asks before it takes all messages of a state, and reports each message."""
 
     shell: Shell
@@ -132,7 +135,7 @@ def requeue(
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     where = bulk.requeued_from(state, to_origin=to_origin)
-    task = _Bulk(shell, shell.queue(name), bulk.Selection((where,), wanted, filter, dry_run=dry_run), yes)
+    task = Bulk(shell, shell.queue(name), bulk.Selection((where,), wanted, filter, dry_run=dry_run), yes)
     if whole and where == "processing":
         raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
     destination = shell.queue(to).context if to is not None else None
@@ -140,7 +143,7 @@ def requeue(
     return _requeue(task, act, to_origin=to_origin)
 
 
-def _by_origin(task: _Bulk) -> str:
+def _by_origin(task: Bulk) -> str:
     """Write how many dead letters go where."""
     from dropq.upkeep import bulk
 
@@ -151,7 +154,7 @@ def _by_origin(task: _Bulk) -> str:
     return ", ".join(destinations) or "none is a dead letter"
 
 
-def _requeue(task: _Bulk, act: Act, *, to_origin: bool) -> int:
+def _requeue(task: Bulk, act: Act, *, to_origin: bool) -> int:
     """Bring messages back; if no message was brought back, report dead letters in another state, and return 1."""
     from dropq.upkeep import bulk
 
@@ -225,7 +228,7 @@ def replay(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=not ids)
-    task = _Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
+    task = Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point or "epoch"
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {destination.name}?"
@@ -251,7 +254,7 @@ def move(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
+    task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to)
     if task.queue.name == destination.name:
         raise UsageError(f"the messages are in {destination.name} already: name another queue to move them to")
@@ -280,8 +283,8 @@ def expire(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    states = bulk.EXPIRED if state is None else (state,)
-    task = _Bulk(shell, shell.queue(name), bulk.Selection(states, wanted, filter, dry_run=dry_run), yes)
+    states = bulk.UNFINISHED if state is None else (state,)
+    task = Bulk(shell, shell.queue(name), bulk.Selection(states, wanted, filter, dry_run=dry_run), yes)
     return task.run_on_those("expire", bulk.expire)
 
 
@@ -305,7 +308,7 @@ def purge(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
-    task = _Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, older_than, dry_run), yes)
+    task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, older_than, dry_run), yes)
     total = task.total()
     which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"

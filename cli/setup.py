@@ -24,7 +24,7 @@ from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open
+from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open, root_above
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -50,9 +50,14 @@ def init(
     """
     from dropq import Root
 
-    path = directory or cast(GlobalOptions, ctx.obj).root or os.curdir
-    root = Root.create(path, dropboxmq=dropboxmq)
-    Shell(ctx, json).line({"root": str(root.path)}, ("root",))
+    path = os.path.abspath(directory or cast(GlobalOptions, ctx.obj).root or os.curdir)
+    before = root_above(path)
+    Root.create(path, dropboxmq=dropboxmq)
+    Shell(ctx, json).line({"root": path}, ("root",))
+    if before == path:
+        output.note(f"{path} was a root already")
+    elif before:
+        output.note(f"warning: {path} lies in the root {before}: commands in {path} take the new root")
 
 
 def create(
@@ -244,6 +249,44 @@ def config_check(
     if not problems:
         output.note(f"{len(checked)} files checked, no problem found")
     return CONFIGURATION if problems else OK
+
+
+@config.command("import", cls=Command)
+def config_import(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An AMPS configuration, in XML.", show_default=False)],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Make the queues of an AMPS configuration queues of this root; prints their names and paths.
+
+    It takes each Queue, QueueDefinition, LocalQueue and GroupLocalQueue below SOW. stderr says which of their keys are
+    left out, and why. When one of the queues cannot be made, it makes none.
+    """
+    from dropq.config.amps import read_queues
+    from dropq.config.load import toml_text
+    from dropq.upkeep.queues import refuse_taken
+
+    shell = Shell(ctx, json)
+    root = shell.root
+    found = [
+        (queue, parse_toml(toml_text(queue.options)))
+        for queue in read_queues(file, root.context.config, root.layout.config_file)
+    ]
+    refuse_taken(root.context, (queue.name for queue, _ in found))
+    for queue, settings in found:
+        if queue.is_shared:
+            shares = f"{queue.name}: AMPS shares a {queue.element} among servers; here it is a queue of this root alone"
+            output.note(output.escape(shares))
+        for key, why in queue.left_out.items():
+            output.note(output.escape(f"{queue.name}: {key} is left out: {why}"))
+        path = f"{root.path}/{queue.name}"
+        if not dry_run:
+            path = root.create_queue(queue.name, **dict[str, Any](queue.options)).layout.home
+        record = {"queue": queue.name, "path": path, "settings": settings, "left_out": queue.left_out}
+        shell.line(record, ("queue", "path"))
+    output.note(f"{'would_create' if dry_run else 'created'}={len(found)}")
+    return OK if found else NEGATIVE
 
 
 def _check_of(file: str) -> Callable[[str], list[str]]:

@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass
 from errno import EBADF
 from functools import cached_property
 from io import BufferedReader
+from itertools import chain
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
-from dropq.errors import DropqError, NoSuchQueue, StorageError
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
+from dropq.format.claims import split_receipt
 from dropq.format.layout import RootLayout
 from dropq.format.names import is_temporary
 from dropq.lifecycle.queue_notes import subscription_folders
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: How many messages that are missing a command looks for in all queues.
+SEARCHES = 3
 #: How many messages are worth a progress bar.
 BAR_FROM = 100
 
@@ -110,12 +115,25 @@ class Shell:
     @property
     def doubt(self) -> str:
         """The doubt that this is a root, for a message; empty if it has a dropq.toml."""
+        path = self.root.layout.path
         known = os.path.lexists(self.root.layout.config_file)
-        return "" if known else ", and no dropq.toml: is it the right folder, is it mounted?"
+        if known:
+            return ""
+        near = root_above(path) or _root_in(path)
+        hint = f" Did you mean --root {quote(near)}?" if near else ""
+        return f", and no dropq.toml: is it the right folder, is it mounted?{hint}"
 
     def queues(self, names: Sequence[str] | None) -> list[str]:
         """Return the names that were given, else those of all queues."""
         return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]
+
+    def where(self, queue: Queue, id: str) -> str:
+        """Return in which queue a message lies, which is looked for in one queue first; "" if it is in none."""
+        others = (other for other in self.root.queues() if other.name != queue.name)
+        for each in chain([queue], others):
+            with suppress(DropqError):
+                return f"message {id} lies in {each.find(id).state}/ of queue {each.name}"
+        return ""
 
     def unless_gone(self, act: Callable[[str], object]) -> Callable[[str], object]:
         """Return `act`, but skip a queue that went by itself, for a command on all queues of the root.
@@ -298,6 +316,25 @@ def how_many(count: int, total: int | None, done: str) -> str:
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
 
 
+def telling_where(shell: Shell, queue: Queue, act: Callable[[str], object]) -> Callable[[str], None]:
+    """Return `act` on an id or receipt, whose error about a message that is not there says where the message lies.
+
+    This looks through all queues of the root, so it does so for the first of many errors only.
+    """
+    looks = iter(range(SEARCHES))
+
+    def acting(named: str) -> None:
+        try:
+            act(named)
+        except (LeaseLost, NoSuchMessage) as error:
+            id = queue.context.sidecars.file(split_receipt(named)[0]).name.id
+            if named and next(looks, None) is not None and (where := shell.where(queue, id)):
+                error.add_note(where)
+            raise
+
+    return acting
+
+
 def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
     """Yield ids or receipts as they were given, unescaped; a `-` stands for the lines of standard input.
 
@@ -374,15 +411,30 @@ def stdin() -> BufferedReader:
 
 def nearest_root() -> str:
     """Return the nearest directory, from the working directory up, that is a root."""
-    folder = os.getcwd()
+    if found := root_above(os.getcwd()):
+        return found
+    near = _root_in(os.getcwd())
+    hint = f": did you mean --root {quote(near)}?" if near else ""
+    raise NoSuchQueue(
+        f"no root: neither {os.getcwd()} nor a directory above it has a dropq.toml; give --root DIR or set DROPQ_ROOT, "
+        f"or make one with `dropq init DIR`{hint}"
+    )
+
+
+def root_above(folder: str) -> str:
+    """Return the nearest root, from a folder up; "" if there is none."""
     while not os.path.exists(RootLayout(folder).config_file):
         folder, last = os.path.dirname(folder), folder
         if folder == last:
-            raise NoSuchQueue(
-                f"no root: neither {os.getcwd()} nor a directory above it has a dropq.toml; "
-                "give --root DIR or set DROPQ_ROOT, or make one with `dropq init DIR`"
-            )
+            return ""
     return folder
+
+
+def _root_in(folder: str) -> str:
+    """Return the first root directly in a folder; "" if there is none."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return min((entry.path for entry in entries if os.path.exists(RootLayout(entry.path).config_file)), default="")
+    return ""
 
 
 def _log_to_stderr() -> None:

@@ -601,9 +601,12 @@ class Queue(Sender):
         """
         from dropq.queue import by_id
 
-        subscribe = partial(self.subscribe, client_id="ack")
         with self.context.error_context("`dropq show` shows whether the message was acknowledged"):
-            return by_id.ack(self.context, id, own=self._own, subscribe=subscribe, defer=defer)
+            return by_id.ack(self.context, id, own=self._own, subscribe=self._subscribe_to_ack, defer=defer)
+
+    def _subscribe_to_ack(self) -> Subscription:
+        """Open what claims messages that wait, in order to acknowledge them."""
+        return self.subscribe(client_id="ack")
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -848,6 +851,24 @@ class Queue(Sender):
         which = bulk.Selection((state,), ids, filter, dry_run=dry_run)
         return list(bulk.move(self.context, which, to=goal.context))
 
+    def ack_matching(self, filter: str, *, state: str | None = None, dry_run: bool = False) -> list[Outcome]:
+        """Acknowledge messages that wait, are delayed or are held, each as by its id; return what became of each.
+
+        Other holders lose their claims: when they settle, they get LeaseLost. With strict leasing what they hold stays.
+
+        Args:
+            filter: only messages that match it.
+            state: where they lie: target, delayed or processing; None for all three.
+            dry_run: as for `move`.
+
+        Raises:
+            ValueError: messages of that state cannot be acknowledged.
+        """
+        from dropq.upkeep import bulk
+
+        which = bulk.Selection(bulk.UNFINISHED if state is None else (state,), None, filter, dry_run=dry_run)
+        return list(bulk.ack(self.context, which, subscribe=self._subscribe_to_ack, own=self._own))
+
     def expire(
         self,
         ids: Iterable[str] | None = None,
@@ -869,7 +890,7 @@ class Queue(Sender):
         """
         from dropq.upkeep import bulk
 
-        states = bulk.EXPIRED if state is None else (state,)
+        states = bulk.UNFINISHED if state is None else (state,)
         return list(bulk.expire(self.context, bulk.Selection(states, ids, filter, dry_run=dry_run)))
 
     def purge(

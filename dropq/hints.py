@@ -31,7 +31,7 @@ _CALLED = {
     "cat": "read body payload",
     "tail": "watch log logs follow events history",
     "send": "push put enqueue produce emit post insert add dispatch",
-    "ack": "acknowledge done complete finish confirm commit",
+    "ack": "acknowledge done complete finish confirm commit sow_delete",
     "nack": "release return unlock abandon defer unack",
     "reject": "bury discard",
     "extend": "touch renew keepalive heartbeat change_visibility visibility_timeout",

@@ -24,7 +24,7 @@ from dropq.hints import nearest
 from dropq.storage.reading import parse_toml, read_opened
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
-_GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
+GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
 _NO_GROUPS = (
     "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
     " and every host that sees the root shares its queues: leave it out"
@@ -63,7 +63,8 @@ _OF_QUEUES = {
 _LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
 #: The default overflow of a subscription: if it is full, its topic waits.
 _BLOCKS = "block"
-_QUEUE_KEYS = (*kinds(QueueConfig), "name")
+#: Every key of queue.toml.
+QUEUE_KEYS = (*kinds(QueueConfig), "name")
 _ROOT_KEYS = tuple(kinds(RootConfig))
 #: Keys that a dropq.toml can have and a queue.toml cannot.
 _ROOT_ONLY = {"format", "reply_to_style", "defaults"}
@@ -176,7 +177,7 @@ def check_file(path: str) -> list[str]:
     if table is None:
         return [f"{path}: there is no such file"]
     base = os.path.basename(path)
-    if base == "dropq.toml" or (base != "queue.toml" and {_snake(key) for key in table} & _ROOT_ONLY):
+    if base == "dropq.toml" or (base != "queue.toml" and {snake(key) for key in table} & _ROOT_ONLY):
         _, problems = _build_root(table, path)
         return problems + (_letter_problems_of_root(table, path) if base == "dropq.toml" else [])
     root_folder, name, layout = _location_of(os.path.abspath(path))
@@ -229,17 +230,24 @@ def toml_text(options: Mapping[str, object]) -> str:
 # From a file to its table.
 
 
-def _read(path: str) -> dict[str, object] | None:
-    """Return the table of a TOML file; None if there is no file."""
+def content_of(path: str) -> bytes | None:
+    """Return the content of a configuration file; None if there is no file, ConfigError if it cannot be read."""
     try:
         # O_NONBLOCK: if this is a fifo, opening the queue must not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            data = read_opened(file, path)
+            return read_opened(file, path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
         raise ConfigError(f"{path}: it cannot be read ({reason})") from error
+
+
+def _read(path: str) -> dict[str, object] | None:
+    """Return the table of a TOML file; None if there is no file."""
+    data = content_of(path)
+    if data is None:
+        return None
     try:
         return parse_toml(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -434,16 +442,14 @@ def _table_entries(
     known: dict[str, _Entry] = {}
     default = QueueConfig()
     for key, entry in entries.items():
-        if key in _GROUP_LOCAL:
+        if key in GROUP_LOCAL:
             problems.append(entry.problem(_NO_GROUPS))
         elif key == "selector":
             problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
         elif key == "name":
             problems += _name_problems(entry, name)
-        elif key not in _QUEUE_KEYS:
-            problems.append(
-                f"{source}: {entry.spelling} is not a key of a queue{_nearest(entry.spelling, _QUEUE_KEYS)}"
-            )
+        elif key not in QUEUE_KEYS:
+            problems.append(f"{source}: {entry.spelling} is not a key of a queue{_nearest(entry.spelling, QUEUE_KEYS)}")
         elif entry.value is None or entry.value == UNSET:
             known[key] = entry._replace(value=getattr(default, key))
         else:
@@ -456,7 +462,7 @@ def _root_entries(table: Mapping[str, object], path: str) -> tuple[dict[str, _En
     entries, problems = _by_key(table, path)
     for key in [key for key in entries if key not in _ROOT_KEYS]:
         spelling = entries.pop(key).spelling
-        if key != "name" and key in _QUEUE_KEYS:
+        if key != "name" and key in QUEUE_KEYS:
             problems.append(f"{path}: {spelling} is a key of queues: write it under [defaults]")
         else:
             problems.append(f"{path}: {spelling} is not a key of a root{_nearest(spelling, _ROOT_KEYS)}")
@@ -468,7 +474,7 @@ def _by_key(table: Mapping[str, object], source: str) -> tuple[dict[str, _Entry]
     entries: dict[str, _Entry] = {}
     problems: list[str] = []
     for name, value in table.items():
-        key, spelling = _snake(str(name)), _toml_key(name)
+        key, spelling = snake(str(name)), _toml_key(name)
         if key == "topic":  # in AMPS, a synonym of Name
             key = "name"
         if key in entries:
@@ -607,7 +613,7 @@ def _nearest(spelling: str, known: Iterable[str]) -> str:
     return f"; the nearest is {near}"
 
 
-def _snake(key: str) -> str:
+def snake(key: str) -> str:
     """Return a key in CamelCase as snake_case: LeasePeriod becomes lease_period; any other spelling stays."""
     if not re.fullmatch("([A-Z][a-z0-9]*)+", key):
         return key

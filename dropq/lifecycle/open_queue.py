@@ -74,6 +74,16 @@ def queue_names(root: RootContext, closed: queue_notes.Closed = queue_notes.pass
     return sorted(name for name in there if find_layout(root.layout.path, name))
 
 
+def away_names(root: RootContext) -> list[str]:
+    """Return the names of the queues that are not found and may come back, as when a disk is not mounted, in order."""
+    with error_context("nothing was changed"):
+        return sorted(
+            name
+            for name in queue_notes.once_there(root.layout)
+            if find_layout(root.layout.path, name) is None and queue_notes.why_away(root.layout, name)
+        )
+
+
 def open_queue(root: RootContext, name: str, public: object = None) -> QueueContext:
     """Open a queue of a root.
 

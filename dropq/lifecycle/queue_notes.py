@@ -176,6 +176,20 @@ def why_away(root: RootLayout, address: str) -> str:
     return ""
 
 
+def once_there(root: RootLayout) -> set[str]:
+    """Return names of queues that may be away: the root has a note of the queue, or a link that leads nowhere.
+
+    Topics and subscriptions lie on the root's own disk as a rule, and are left out.
+    """
+    found = {entry.name for entry in entries(root.path) if entry.is_symlink() and not os.path.exists(entry.path)}
+    with suppress(PermissionError):
+        for note in filter(_NOTE.fullmatch, names_in(root.queues)):
+            base = os.fsdecode(read_small(f"{root.queues}/{note}") or b"")
+            if f"/{TOPIC_ROOT}/" not in base:
+                found.add(os.path.basename(os.path.dirname(base) if os.path.basename(base) == INCOMING else base))
+    return set(filter(names.can_name_queue, found))
+
+
 def remedy(root: RootLayout, address: str) -> str:
     """Return how to bring back, or to make, a missing queue."""
     return why_away(root, address) or f"`dropq create {shlex.quote(address)}` makes it"

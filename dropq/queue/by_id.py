@@ -112,6 +112,35 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
     return False
 
 
+def ack_listed(context: QueueContext, message: Message, subscription: Subscription, own: Subscription | None) -> bool:
+    """Acknowledge a message that a listing has shown, as an ack by its id does; return False if it moved on since.
+
+    `subscription` claims it if it waits, and `own` may hold it. What a script or a DropboxMQ client holds, and a
+    barrier, stays.
+
+    Raises:
+        LeaseLost: it stays where it is, for the reason that the text says.
+    """
+    state = message.state
+    file = context.sidecars.file(message.file, context.layout.folder(state))
+    claim = _taken(context, file, state, subscription)
+    if state != "processing":
+        if claim is not None:
+            _archive(context, claim, waited=True)
+        elif context.paused:
+            raise LeaseLost(f"it stays in {state}/: queue {context.name} is paused")
+        return claim is not None
+    if claim is None:
+        raise LeaseLost("it stays in processing/: only who holds it can settle it")
+    ours = None if own is None or own._inherited else own._held.get(claim.owner)
+    if ours is None and context.config.leasing == "strict" and _if_ended(context, claim) is None:
+        raise LeaseLost(
+            f"it stays in processing/: another consumer holds it, and queue {context.name} has strict leasing"
+        )
+    (ours or _message_of(Claims(context), claim)).ack()
+    return True
+
+
 def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
     """Acknowledge a message; if that fails, give back a message that `waited`, as nobody else knows of its claim."""
     try:

@@ -1,4 +1,4 @@
-"""What administrators do in bulk: requeue, move, expire, purge and prune, one message at a time, an outcome for each.
+"""What administrators do in bulk: requeue, move, ack, expire, purge, prune, one message at a time, an outcome for each.
 
 Each function returns an iterator: what it yielded is done, and what it did not yield was not touched.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from shlex import quote
@@ -26,7 +27,9 @@ from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.browsing import browse
+from dropq.queue.by_id import ack_listed
 from dropq.queue.message import Message
+from dropq.queue.subscription import Subscription
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.failures import error_context
@@ -39,8 +42,8 @@ from dropq.upkeep.retention import surplus
 REQUEUED = (*SETTLED, "processing")
 #: Seconds for which a command waits until parts of committed messages have arrived.
 PATIENCE = 10.0
-#: States that messages can be expired in, in the order in which messages pass through them.
-EXPIRED = ("delayed", "target", "processing")
+#: States that messages can be expired and acknowledged in, in the order in which messages pass through them.
+UNFINISHED = ("delayed", "target", "processing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +339,36 @@ def _arrived(carrier: CarrierTo, outcomes: list[Outcome]) -> Iterator[Outcome]:
             yield replace(outcome, ok=False, detail=detail, target=None)
 
 
+def ack(
+    context: QueueContext,
+    which: Selection,
+    *,
+    subscribe: Callable[[], AbstractContextManager[Subscription]],
+    own: Subscription | None = None,
+) -> Iterator[Outcome]:
+    """Acknowledge messages that wait, are delayed or are held, each as by its id; holders lose their claims.
+
+    With strict leasing, what others than `own` hold stays. `subscribe` opens what claims the messages that wait.
+    """
+    which.check(UNFINISHED, "messages are acknowledged in")
+    messages = list(select(context, which))
+    if which.dry_run:
+        return each(context, which, messages, lambda _: None, "acknowledged")
+
+    def acknowledging() -> Iterator[Outcome]:
+        with subscribe() as claiming:
+
+            def act(message: Message) -> str | None:
+                return "" if ack_listed(context, message, claiming, own) else None
+
+            yield from each(context, which, messages, act, "acknowledged")
+
+    return acknowledging()
+
+
 def expire(context: QueueContext, which: Selection) -> Iterator[Outcome]:
     """Move messages that wait, are delayed or are held to expired/; their holders lose their claims."""
-    which.check(EXPIRED, "messages are expired in")
+    which.check(UNFINISHED, "messages are expired in")
     messages = list(select(context, which))
     return each(context, which, messages, lambda message: "" if _expire(context, message) else None, "expired")
 

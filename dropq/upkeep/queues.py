@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -82,6 +82,16 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
     if is_view:
         with error_context(f"queue {name!r} is made, and what topics archived comes with the next sweep"):
             recover_if_needed(open_queue(root, name))
+
+
+def refuse_taken(root: RootContext, wanted: Iterable[str]) -> None:
+    """Raise QueueExists if something in the root has one of the names, before any of these queues is made."""
+    path = root.layout.path
+    taken = [name for name in wanted if os.path.lexists(f"{path}/{name}") or find_layout(path, name) is not None]
+    if taken:
+        raise QueueExists(
+            f"no queue was made: {path} has {', '.join(taken)} already; give other names, or leave them out"
+        )
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:

@@ -116,6 +116,7 @@ def test_an_example_runs_in_a_root(name: str, line: str, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path / "root")
     monkeypatch.delenv("DROPQ_ROOT", raising=False)
     Path("till.csv").write_text("1,2")
+    Path("amps.xml").write_text("<AMPSConfig><SOW><Queue><Name>jobs</Name></Queue></SOW></AMPSConfig>")
     assert name == "" or re.search(rf"\bdropq {name}\b", line)
     Root(tmp_path / "root").create_topic("news").create_subscription("archive", client_id="hq")
     Root(tmp_path / "root").queue("invoices").add_selector("back", op="bounce")

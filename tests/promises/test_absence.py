@@ -20,6 +20,7 @@ from torture.acts import Meeting
 from torture.calls import come_between
 
 from dropq import DropqError, NoSuchQueue, Queue, Root, Unavailable, route
+from dropq.cli.main import main
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import queue_notes, sidecars
 from dropq.storage.files import Storage
@@ -493,6 +494,19 @@ def test_a_send_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(servic
     assert where(service.queue("dead")) == {}
     with pytest.raises(NoSuchQueue, match="queue answers is"):
         service.queue("answers").receive()
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_queue_that_is_away_is_not_left_out_of_a_listing(
+    service: Root, hide: Away, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (service.path / "no queue").mkdir()
+    assert main(["--root", str(service.path), "ls"]) == 0
+    hide(service.path / "answers")
+    assert main(["--root", str(service.path), "ls"]) == 1
+    out, err = capfd.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["answers", "asked", "dead", "asked", "dead"]
+    assert err.count("error: ") == 1 and err.startswith("error: queue answers is ")
 
 
 @pytest.mark.parametrize("hide", HIDDEN)

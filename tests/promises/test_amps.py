@@ -646,6 +646,48 @@ def test_sublet_lets_any_client_acknowledge_any_message(make: Make, options: dic
     assert where(queue) == {"processed": [b"held", b"waits"]}
 
 
+@pytest.mark.parametrize("leasing", ["strict", "sublet"])
+def test_an_ack_by_a_filter_settles_what_matches_as_the_leasing_allows(make: Make, leasing: str) -> None:
+    """What waits, and what is held: that of others with `sublet` alone, and always that of whoever acknowledges."""
+    queue = make(Leasing=leasing)
+    other, order = reopened(queue), {"order": 7}
+    for held in ("own", "other's"):
+        queue.send(held, properties=order)
+    own, others = take(queue), take(other)
+    queue.send("waits", properties=order)
+    queue.send("delayed", delay="1h", properties=order)
+    queue.send("another order")
+    outcomes = queue.ack_matching("order = 7")
+    assert own.state == "processed"
+    if leasing == "strict":
+        assert [outcome.ok for outcome in outcomes].count(False) == 1
+        others.ack()
+    else:
+        assert all(outcome.ok for outcome in outcomes) and len(outcomes) == 4
+        with pytest.raises(LeaseLost):
+            others.ack()
+    assert where(queue) == {"processed": [b"delayed", b"other's", b"own", b"waits"], "target": [b"another order"]}
+
+
+def test_an_ack_by_a_filter_may_be_tried_and_kept_to_what_waits(make: Make) -> None:
+    """AMPS has no such choice. While the queue is paused, what waits stays, as by its id."""
+    queue = make()
+    queue.send("held")
+    message = take(queue)
+    queue.send("waits")
+    assert len(queue.ack_matching("JMSPriority = 4", dry_run=True)) == 2
+    assert where(queue) == {"processing": [b"held"], "target": [b"waits"]}
+    queue.pause()
+    (refused,) = queue.ack_matching("JMSPriority = 4", state="target")
+    assert not refused.ok and "paused" in refused.detail
+    queue.resume()
+    assert [outcome.ok for outcome in queue.ack_matching("JMSPriority = 4", state="target")] == [True]
+    assert where(queue) == {"processing": [b"held"], "processed": [b"waits"]}
+    message.ack()
+    with pytest.raises(ValueError, match="messages are acknowledged in delayed, target, processing"):
+        queue.ack_matching("TRUE", state="error")
+
+
 # -- MaxDeliveries, MaxCancels -----------------------------------------------------------------------------------------
 
 #: What becomes of a message that was delivered or cancelled once too often: AMPS's way, and ours.

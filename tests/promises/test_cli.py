@@ -370,6 +370,29 @@ def test_init_makes_a_root_and_may_be_repeated(run: Run, tmp_path: Path) -> None
     assert (tmp_path / "shared" / "dropboxmq" / "transaction" / "prepared").is_dir()
 
 
+def test_init_says_that_a_directory_was_a_root_or_lies_in_one(run: Run, root: Root, tmp_path: Path) -> None:
+    assert run("init", str(tmp_path / "new"), in_root=False).err == ""
+    assert run("init").err == f"{root.path} was a root already\n"
+    inner = run("init", str(root.path / "q"), in_root=False)
+    assert inner.code == 0 and f"{root.path}/q lies in the root {root.path}" in inner.err
+
+
+def test_a_root_that_is_near_is_named_where_none_is_found(
+    run: Run, root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "root's neighbour").mkdir()
+    for argv in (["ls"], ["--root", str(tmp_path), "ls"], ["--root", str(root.path / "q"), "ls"]):
+        lost = run(*argv, in_root=False)
+        assert lost.code == 66 and f"--root {root.path}?" in lost.err, argv
+
+
+def test_where_a_setting_is_written_is_told_who_wants_to_set_one(run: Run) -> None:
+    refused = run("config", "set", "q", "lease_period", "5m")
+    assert refused.code == 2 and "queue.toml" in refused.err and "`dropq config check`" in refused.err
+
+
 def test_create_takes_options_as_toml_or_as_text(run: Run, root: Root) -> None:
     settings = [
         "lease_period=30s",
@@ -415,6 +438,51 @@ def test_config_check_reads_files_by_hand_or_those_of_the_root(run: Run, q: Queu
         assert done.code == 78
         assert says in done.out
     assert run("browse", "q").code == 78
+
+
+AMPS = """<AMPSConfig><SOW>
+<QueueDefinition><Name>jobs</Name><LeasePeriod>30S</LeasePeriod><Filters>/a</Filters></QueueDefinition>
+<LocalQueue><Topic>mail</Topic><MessageType>text</MessageType></LocalQueue>
+</SOW></AMPSConfig>"""
+
+
+def test_import_makes_the_queues_of_amps_and_says_what_it_leaves_out(run: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "amps.xml"
+    file.write_text(AMPS)
+    paths = {name: f"{root.path}/{name}" for name in ("jobs", "mail")}
+    tried = run("config", "import", str(file), "--dry-run", "--json")
+    assert tried.records == [
+        {
+            "queue": "jobs",
+            "path": paths["jobs"],
+            "settings": {"lease_period": "30s"},
+            "left_out": {"Filters": "dropq has no such key; the nearest is filter"},
+        },
+        {"queue": "mail", "path": paths["mail"], "settings": {"message_type": "text"}, "left_out": {}},
+    ]
+    assert not root.queue("jobs").exists()
+    done = run("config", "import", str(file))
+    assert (done.code, done.rows) == (0, [[*each] for each in paths.items()])
+    assert done.err.splitlines() == [
+        "jobs: AMPS shares a QueueDefinition among servers; here it is a queue of this root alone",
+        "jobs: Filters is left out: dropq has no such key; the nearest is filter",
+        "created=2",
+    ]
+    assert (root.queue("jobs").config.lease_period, root.queue("mail").config.message_type) == (30, "text")
+
+
+def test_import_makes_no_queue_where_one_cannot_be_made(run: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "amps.xml"
+    file.write_text(AMPS.replace("mail", "q"))
+    taken = run("config", "import", str(file))
+    assert taken.code == 73 and f"{root.path} has q already" in taken.err
+    file.write_text(AMPS.replace("text", "none such"))
+    wrong = run("config", "import", str(file))
+    assert wrong.code == 78 and 'MessageType = "none such"' in wrong.err
+    file.write_text("<AMPSConfig/>")
+    assert run("config", "import", str(file)).code == 1
+    assert run("config", "import", str(tmp_path / "gone.xml")).code == 66
+    assert [queue.name for queue in root.queues()] == ["q"]
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -741,6 +809,40 @@ def test_of_several_receipts_the_good_ones_are_settled(run: Run, q: Queue) -> No
     done = run("ack", "q", good[0], "gone", good[1])
     assert done.code == 1 and "gone" in done.err
     assert q.counts()["processed"] == 2
+
+
+def test_who_settles_what_is_not_held_is_told_where_it_lies(run: Run, root: Root, q: Queue) -> None:
+    root.create_queue("other").send(b"x", message_id="elsewhere")
+    id = q.send(b"1").id
+    receipt = run("receive", "q").rows[0][1]
+    assert run("ack", "q", receipt).code == 0
+    for verb, named in (("ack", id), ("ack", receipt), ("nack", receipt), ("extend", receipt)):
+        again = run(verb, "q", named)
+        assert again.code == 1 and again.err.endswith(f"; message {id} lies in processed/ of queue q\n")
+    for verb in ("ack", "show", "cat"):
+        assert "; message elsewhere lies in target/ of queue other" in run(verb, "q", "elsewhere").err
+    assert "lies in" not in run("ack", "q", "nowhere").err
+    assert run("ack", "q", *["elsewhere"] * 9).err.count("lies in") == 3, "each looks through all queues"
+
+
+def test_ack_takes_all_that_match_a_filter(run: Run, q: Queue) -> None:
+    ids = [q.send(b"x", priority=9 - number).id for number in range(3)]
+    run("receive", "q")
+    by_filter = ("ack", "q", "--filter", "JMSPriority > 7")
+    assert "Acknowledge what matches of 3 messages in delayed/, target/, processing/ of q?" in run(*by_filter).err
+    assert run(*by_filter, "--dry-run").err == "would_acknowledge=2 failed=0\n"
+    assert q.counts()["processed"] == 0
+    done = run(*by_filter, "--yes")
+    assert (done.code, done.err) == (0, "acknowledged=2 failed=0\n")
+    assert sorted(done.rows) == sorted([id, "ok", "acknowledged"] for id in ids[:2])
+    assert q.counts() | {"target": 1, "processed": 2, "processing": 0} == q.counts()
+
+
+@pytest.mark.parametrize("rest", [[], ["ID", "--filter", "TRUE"], ["--filter", "TRUE", "--defer"], ["ID", "--dry-run"]])
+def test_ack_refuses_what_chooses_no_messages_or_twice(run: Run, q: Queue, rest: list[str]) -> None:
+    q.send(b"x", message_id="ID")
+    assert run("ack", "q", *rest, "--yes").code == 2
+    assert q.counts()["target"] == 1
 
 
 # -- working, waiting --------------------------------------------------------------------------------------------------

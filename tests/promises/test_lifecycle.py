@@ -441,10 +441,35 @@ def test_the_lease_of_what_is_expired_may_have_been_renewed_meanwhile(make: Make
     queue = make(timing=FRESH, lease_period="1h")
     queue.send(b"a")
     message = take(queue)
-    outcomes = bulk.expire(queue.context, Selection(bulk.EXPIRED))
+    outcomes = bulk.expire(queue.context, Selection(bulk.UNFINISHED))
     message.extend("2h")
     assert [outcome.ok for outcome in outcomes] == [True]
     assert where(queue) == {"expired": [b"a"]}
+
+
+@pytest.mark.parametrize("state", ["target", "processing"])
+def test_an_ack_of_many_leaves_what_another_settles_first(make: Make, state: str) -> None:
+    queue = make(timing=FRESH)
+    queue.send_many([b"a", b"b"])
+    first = take(queue) if state == "processing" else None
+    outcomes = bulk.ack(queue.context, Selection((state,)), subscribe=queue.subscribe)
+    (first or take(queue)).reject("r")
+    assert [outcome.ok for outcome in outcomes] == ([False, True] if state == "target" else [False])
+    assert where(queue) == {"error": [b"a"], "processed" if state == "target" else "target": [b"b"]}
+
+
+def test_an_ack_of_many_takes_renewed_leases_and_leaves_what_a_script_holds(make: Make) -> None:
+    queue = make(timing=FRESH, lease_period="1h")
+    queue.send_many([b"a", b"b"])
+    message = take(queue)
+    target, processing = base(queue) / "target", base(queue) / "processing"
+    (waiting,) = target.iterdir()
+    waiting.rename(processing / f"script~{waiting.name}")
+    outcomes = bulk.ack(queue.context, Selection(bulk.UNFINISHED), subscribe=queue.subscribe)
+    message.extend("2h")
+    details = {outcome.ok: outcome.detail for outcome in outcomes}
+    assert set(details) == {True, False} and "only who holds it can settle it" in details[False]
+    assert where(queue) == {"processed": [b"a"], "processing": [b"b"]}
 
 
 def test_a_dry_run_changes_nothing(make: Make) -> None:

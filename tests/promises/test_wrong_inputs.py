@@ -193,7 +193,7 @@ WRONG: list[tuple[str, int, list[str]]] = [
         ]
     ],
     ("ack q {receipt}", 1, ["no claim", "on queue q", "nothing was changed"]),
-    ("ack work", 2, ["Missing argument 'RECEIPT'"]),
+    ("ack work", 2, ["receipts or ids", "--filter"]),
     ("ack work --defer some-id", 2, ["'some-id' cannot be deferred", "acknowledge the message once it is there"]),
     ("extend work {old} --by soon", 2, ["'--by'", "'soon'", "30s"]),
     # what is looked at

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dropq.config.amps import AmpsQueue, read_queues
 from dropq.config.load import (
     Setting,
     check_file,
@@ -25,7 +26,7 @@ from dropq.config.load import (
 )
 from dropq.config.schema import QueueConfig, RootConfig
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import ConfigError
+from dropq.errors import ConfigError, StorageError
 from dropq.format.layout import QueueLayout
 
 DOC = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -699,6 +700,112 @@ def test_whatever_is_given_is_valid_or_a_config_error(options: dict[str, object]
     assert all(problem.startswith("here: ") for problem in problems)
 
 
+# A configuration of AMPS.
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Callable[..., list[AmpsQueue]]:
+    """Read a configuration of AMPS with these elements below SOW, or the whole of a file."""
+
+    def read(sow: str = "", whole: str = "") -> list[AmpsQueue]:
+        text = f"<AMPSConfig><Name>x</Name>\n<SOW>\n{sow}</SOW></AMPSConfig>"
+        (tmp_path / "amps.xml").write_text(whole or text)
+        return read_queues(str(tmp_path / "amps.xml"), RootConfig(), "dropq.toml")
+
+    return read
+
+
+Imported = Callable[..., list[AmpsQueue]]
+
+
+@pytest.mark.parametrize(
+    ("element", "is_shared"),
+    [("Queue", True), ("QueueDefinition", True), ("GroupLocalQueue", True), ("LocalQueue", False)],
+)
+def test_each_element_of_amps_that_defines_a_queue_is_read(imported: Imported, element: str, is_shared: bool) -> None:
+    topic = "<Topic><Name>t</Name><FileName>t.sow</FileName></Topic>"
+    (queue,) = imported(f"{topic}<{element}><Name> MQ\n</Name><MessageType>json</MessageType></{element}>")
+    assert (queue.name, queue.options, queue.left_out) == ("MQ", {"MessageType": "json"}, {})
+    assert queue.is_shared is is_shared
+
+
+@pytest.mark.parametrize("key", AMPS)
+def test_each_key_of_amps_is_read_from_the_text_of_its_element(imported: Imported, key: str) -> None:
+    options = {"UnderlyingTopic": "prices", key: AMPS[key]} if key == "DefaultPublishTarget" else {key: AMPS[key]}
+    (queue,) = imported(f"<Queue><Topic>q</Topic>{''.join(f'<{k}>{v}</{k}>' for k, v in options.items())}</Queue>")
+    assert queue.name == "q" and not queue.left_out
+    assert validate_options(queue.options, "") == validate_options(options, "")
+
+
+def test_text_is_taken_from_xml_as_xml_means_it(imported: Imported) -> None:
+    (queue,) = imported("<Queue><Name>q</Name><Filter>/a &lt; 1 <!-- so --><![CDATA[AND /b < 2]]></Filter></Queue>")
+    assert queue.options == {"Filter": "/a < 1 AND /b < 2"}
+
+
+def test_what_the_root_cannot_have_is_left_out_with_the_reason(imported: Imported) -> None:
+    keys = ("InitialOwner", "GroupLocalQueueDomain", "UnderlyingTopic", "DefaultPublishTarget", "MaxBacklogs")
+    (queue,) = imported(f"<Queue><Name>q</Name>{''.join(f'<{key}>q</{key}>' for key in keys)}</Queue>")
+    assert queue.options == {} and tuple(queue.left_out) == keys
+    assert "servers" in queue.left_out["InitialOwner"] and "own name" in queue.left_out["UnderlyingTopic"]
+    assert "nearest is max_backlog" in queue.left_out["MaxBacklogs"]
+
+
+def test_a_variable_of_the_environment_is_put_in_as_text(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DESK", "<eu>")
+    monkeypatch.delenv("NO_DESK", raising=False)
+    (queue,) = imported("<Queue><Name>q.${DESK}</Name><Filter>/desk = '${DESK}'</Filter></Queue>")
+    assert (queue.name, queue.options) == ("q.<eu>", {"Filter": "/desk = '<eu>'"})
+    (problem,) = problems_of(lambda: imported("<Queue><Name>q</Name>\n<Filter>'${NO_DESK}'</Filter></Queue>"))
+    assert problem.endswith("amps.xml: line 3: Filter: there is no variable NO_DESK in the environment: set it")
+    assert imported("<Topic><FileName>${NO_DESK}</FileName></Topic>") == []
+
+
+def test_all_problems_of_the_queues_of_amps_are_told_together(imported: Imported) -> None:
+    problems = problems_of(
+        lambda: imported(
+            "<Queue><Name>/a/b</Name></Queue>\n<Queue><Name>q</Name><LeasePeriod>5 parsecs</LeasePeriod></Queue>\n"
+            "<Queue><Name>q</Name></Queue>\n<Queue><MessageType>json</MessageType></Queue>\n"
+            "<Queue><Name>r</Name><Filter><And/></Filter><Leasing>strict</Leasing><Leasing>strict</Leasing></Queue>\n"
+            "<Include>more.xml</Include>"
+        )
+    )
+    for line, says in (
+        (8, "`ampServer --dump-config`"),
+        (3, "'/a/b' cannot name a queue"),
+        (4, 'LeasePeriod = "5 parsecs": a duration'),
+        (5, "two queues q"),
+        (6, "give the queue one Name"),
+        (7, "Filter: a text is allowed"),
+        (7, "Leasing: it is there twice"),
+    ):
+        assert any(f": line {line}: " in problem and says in problem for problem in problems), says
+    assert len(problems) == 7
+
+
+@pytest.mark.parametrize(
+    ("whole", "says"),
+    [
+        ('<!DOCTYPE a [<!ENTITY e SYSTEM "file:///etc/passwd">]><AMPSConfig>&e;</AMPSConfig>', "line 1: a DOCTYPE"),
+        ('<?xml version="1.0"?>\n<!DOCTYPE a SYSTEM "http://dtd.example/a.dtd"><AMPSConfig/>', "line 2: a DOCTYPE"),
+        ("<AMPSConfig>", "not valid XML (no element found: line 1"),
+        ("<AMPSConfig>&e;</AMPSConfig>", "not valid XML (undefined entity"),
+        ('<?xml version="1.0" encoding="utf-7"?><AMPSConfig/>', "not valid XML"),
+        ('<?xml version="1.0" encoding="none-such"?><AMPSConfig/>', "not valid XML"),
+        ("\n", "not valid XML"),
+        ("<SOW/>", "begins with <SOW>"),
+        (f"<AMPSConfig>{' ' * (1 << 20)}</AMPSConfig>", "longer than"),
+    ],
+)
+def test_what_is_no_configuration_of_amps_is_refused(imported: Imported, whole: str, says: str) -> None:
+    (problem,) = problems_of(lambda: imported(whole=whole))
+    assert "amps.xml: " in problem and says in problem
+
+
+def test_a_configuration_of_amps_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="there is no file"):
+        read_queues(str(tmp_path / "amps.xml"), RootConfig(), "dropq.toml")
+
+
 # The paper.
 
 
@@ -720,6 +827,12 @@ def test_the_examples_of_the_paper_are_what_they_say(block: str, files: Files) -
         assert block.startswith("# queue.toml\n")
         files.write(queue=block).load()
         assert check_file(str(files.queue_file)) == []
+
+
+def test_the_configuration_of_amps_in_the_paper_is_read(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_LEASE", "5m")
+    (queue,) = imported(whole=_blocks("xml")[0])
+    assert validate_options(queue.options, "") == QueueConfig(lease_period=300, max_backlog=15_000)
 
 
 def test_the_paper_has_every_key_with_its_default() -> None:
