@@ -731,7 +731,8 @@ def test_each_element_of_amps_that_defines_a_queue_is_read(imported: Imported, e
 
 @pytest.mark.parametrize("key", AMPS)
 def test_each_key_of_amps_is_read_from_the_text_of_its_element(imported: Imported, key: str) -> None:
-    options = {"UnderlyingTopic": "prices", key: AMPS[key]} if key == "DefaultPublishTarget" else {key: AMPS[key]}
+    needed = {"DefaultPublishTarget": {"UnderlyingTopic": "prices"}, "FieldSeparator": {"MessageType": "fix"}}
+    options = {**needed.get(key, {}), key: AMPS[key]}
     (queue,) = imported(f"<Queue><Topic>q</Topic>{''.join(f'<{k}>{v}</{k}>' for k, v in options.items())}</Queue>")
     assert queue.name == "q" and not queue.left_out
     assert validate_options(queue.options, "") == validate_options(options, "")
