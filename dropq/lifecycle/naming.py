@@ -54,8 +54,11 @@ def marked(name: Name) -> Name:
 
 
 def kept_names(context: QueueContext, name: Name) -> Iterator[str]:
-    """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, a unique name last."""
-    own = context.sidecars.full(name).born_foreign if name.meta else name.born_foreign
+    """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, a unique name last.
+
+    The own name of a foreign file could not say of a dead letter where it comes from, and why.
+    """
+    own = None if name.reason else context.sidecars.full(name).born_foreign if name.meta else name.born_foreign
     if own is not None and not context.sidecars.ignored(own):
         yield own
     elif not name.foreign:

@@ -156,13 +156,14 @@ def test_a_barrier_becomes_one_letter(root: Root) -> None:
     assert only(root.queue("letters")).dead_letter_reason == "max_deliveries"
 
 
-def test_a_foreign_file_becomes_a_letter_and_gets_its_name_back_at_the_end(root: Root) -> None:
+def test_a_foreign_file_becomes_a_letter_and_gets_its_name_back_where_it_came_from(root: Root) -> None:
     orders, letters = root.create_queue("orders", max_deliveries=1), root.queue("letters")
     Path(orders.layout.target, "report.csv").write_bytes(b"a")
     nacked(orders)
     assert (only(letters).id, only(letters).origin) == ("report.csv", "orders")
-    take(letters).ack()
-    assert names_in(letters, "processed") == ["report.csv"]
+    assert [outcome.ok for outcome in letters.requeue(to_origin=True)] == [True]
+    take(orders).ack()
+    assert names_in(orders, "processed") == ["report.csv"]
 
 
 def test_a_long_name_becomes_a_letter_with_all_that_it_said(root: Root) -> None:

@@ -116,6 +116,20 @@ def test_a_letter_that_is_set_aside_and_requeued_in_its_queue_keeps_its_envelope
     assert envelope(only(dead)) == ENVELOPE
 
 
+def test_a_letter_of_a_foreign_name_keeps_its_envelope_in_error_and_in_the_archive(root: Root, service: Queue) -> None:
+    drop(service, "report.csv", b"a")
+    take(service).nack()
+    dead = root.queue("dead")
+    take(dead).reject("why not")
+    assert envelope(only(dead, "error")) == ENVELOPE
+    assert [outcome.ok for outcome in dead.requeue()] == [True]
+    take(dead).ack()
+    assert envelope(only(dead, "processed")) == ENVELOPE
+    assert [outcome.ok for outcome in dead.replay(to=service)] == [True]
+    assert envelope(only(service)) == ENVELOPE
+    assert take(service).id == "report.csv"
+
+
 def requeued(dead: Queue, other: Queue) -> None:
     take(dead).reject("why not")
     assert cli.main(["--root", str(dead.root.path), "requeue", "dead", "--to", other.name, "--all", "--yes"]) == 0

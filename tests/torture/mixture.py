@@ -3,7 +3,8 @@
 What is published is copied to subscriptions and a view. One subscription feeds a graph of queues by a selector, under
 credit. There some messages are copied, some go on to a second topic, some aside by a route that is switched on and off,
 and some nowhere: those are dead letters, and so is what is given back too often. Everybody is killed at random. In the
-end each receiver of the topic has each message once, and each message that went into the graph ended once.
+end each receiver of the topic has each message once, and each message that went into the graph ended once;
+each dead letter says where it could not be delivered, and why.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -136,9 +137,19 @@ def _judge(row: Row, whole: Storm) -> None:
         _count(row, name, SECOND, second, int(went_on))
         _count(row, name, AUDIT, audited, int(went_on or (audited > 0 and ends[ASIDE] > 0)))
         row.wrong += [f"{name} lies in {address} {count} times" for address, count in lies.items()]
+    row.wrong += _unexplained(Root(whole.folder / "root"))
     row.wrong += [f"{lies} was settled {count} times" for lies, count in sorted(settled.items()) if count > 1]
     tried = whole.noted("try")
     row.wrong += [f"{name} was never sent" for name in sorted(found.locations.keys() - tried.keys())]
+
+
+def _unexplained(root: Root) -> Iterator[str]:
+    """Yield the dead letters that do not say where they could not be delivered, and why."""
+    for letter in root.queue(DEAD).browse("processed"):
+        is_astray = ASTRAY in str(name_of(letter.body))
+        ended = (START, "unroutable") if is_astray else (SECOND_OUT, "max_deliveries")
+        if (said := (letter.origin, letter.dead_letter_reason)) != ended:
+            yield f"{letter.path} says {said}, not {ended}"
 
 
 def _count(row: Row, name: str, where: str, count: int, wanted: int) -> None:
