@@ -38,9 +38,11 @@ from contextlib import contextmanager, suppress
 from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import Unavailable
+from dropq.errors import LeaseLost, Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
+from dropq.storage import reading
+from dropq.storage.files import Storage
 from dropq.worker import guard
 from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
 
@@ -85,6 +87,7 @@ class Runner:
             raise Unavailable("SIGCHLD is ignored, so no exit status can be read: start the worker without ignoring it")
         self._program = os.path.abspath(program)
         self._guard = Guard()
+        self._names = _SecondNames()
         self._runs: dict[int, Run] = {}
 
     def run(self, message: Message, stdin: Callable[[], IO[bytes]], **variables: object) -> str:
@@ -96,7 +99,7 @@ class Runner:
         """
         run = self._runs[id(message)] = Run(self._guard)
         try:
-            with _stable_path(message) as path, stdin() as body:
+            with self._names.given(message) as path, stdin() as body:
                 argv = [self.argv[0], *(argument.replace("{}", path) for argument in self.argv[1:])]
                 self._start(run, argv, body, environment(message, path, run.id, **variables))
                 status = run.wait(self.timeout)
@@ -117,8 +120,9 @@ class Runner:
             run.end("cancel", GRACE if message.held else LOST_GRACE)
 
     def close(self) -> None:
-        """End the guard process."""
+        """End the guard process, and remove what the commands needed."""
         self._guard.close()
+        self._names.close()
 
     def __enter__(self) -> Self:
         return self
@@ -362,30 +366,61 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
         process.wait()  # macOS before Python 3.13: the id may be reused a moment before we know of the end
 
 
-@contextmanager
-def _stable_path(message: Message) -> Iterator[str]:
-    """Give the body a second name until the block ends; if this process dies, a sweep removes it."""
-    if message.owner is None:  # at most once: the message is archived, so its path does not change
-        yield message.path
-        return
-    context = message.context
-    name = context.sidecars.full(context.sidecars.parse(message.name))
-    folder = f"{context.layout.held}/{message.owner}"
-    path = f"{folder}/{name.born_foreign or name.filename or message.name}"
+class _SecondNames:
+    """Gives bodies second names, each in a folder of a queue's `held/` that no other body has meanwhile.
+
+    The folders are kept for the next bodies: over NFS it takes longer to make one than to read a message. If this
+    process dies, a sweep removes them, with what is in them.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[Storage, str]] = []
+
+    @contextmanager
+    def given(self, message: Message) -> Iterator[str]:
+        """Give the body of a message a second name until the block ends."""
+        if message.owner is None:  # at most once: the message is archived, so its path does not change
+            yield message.path
+            return
+        name = message.context.sidecars.full(message.context.sidecars.parse(message.name))
+        storage, folder = self._folder(message, message.owner)
+        path = f"{folder}/{name.born_foreign or name.filename or message.name}"
+        try:
+            try:
+                message.link(path)
+            except LeaseLost:
+                if reading.exists(folder):
+                    raise
+                _make(storage, folder)  # a sweep has removed it, as it was empty for long
+                message.link(path)
+            yield path
+        finally:
+            with suppress(OSError):
+                storage.unlink(path)
+            self._free.append((storage, folder))
+
+    def _folder(self, message: Message, owner: str) -> tuple[Storage, str]:
+        storage, held = message.context.storage, message.context.layout.held
+        for free in self._free.copy():
+            if free[1].startswith(f"{held}/"):
+                with suppress(ValueError):  # RACE: another thread took it
+                    self._free.remove(free)
+                    return free
+        _make(storage, folder := f"{held}/{owner}")
+        return storage, folder
+
+    def close(self) -> None:
+        """Remove the folders, with what commands may have left there."""
+        for storage, folder in self._free:
+            with suppress(OSError):
+                storage.remove_tree(folder)
+
+
+def _make(storage: Storage, folder: str) -> None:
     try:
-        context.storage.make_folder(folder, passing=True)
+        storage.make_folder(folder, passing=True)
     except OSError as error:
         raise Halt(f"{folder} cannot be made: {error.strerror}") from error
-    try:
-        message.link(path)
-        yield path
-    finally:
-        with suppress(OSError):
-            context.storage.unlink(path)
-            try:
-                context.storage.remove_folder(folder)
-            except OSError:  # the command left something beside it
-                context.storage.remove_tree(folder)
 
 
 def environment(

@@ -401,7 +401,7 @@ def test_a_command_whose_lease_is_lost_is_ended_and_nothing_is_acknowledged(tmp_
         queue.pause()
         assert [outcome.ok for outcome in queue.requeue(state="processing")] == [True]
         until(lambda: not alive(group), "the command's group ended")
-        until(lambda: not list(Path(queue.layout.held).iterdir()), "its path was cleared away")
+        until(lambda: not list(Path(queue.layout.held).glob("*/*")), "its path was cleared away")
     assert counted(working.report) == {"lost": 1}
     assert where(queue) == {"target": [b"a"]}
 
