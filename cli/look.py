@@ -273,11 +273,9 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     from dropq.format.names import ENVELOPE
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
-    named: dict[object, None] = {}
-    compile_filter(filter).matches(named.setdefault)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
-    for name in named:
-        if not isinstance(name, str) or name.startswith("JMS") or name in used:
+    for name in sorted(compile_filter(filter).identifiers):
+        if name.startswith("JMS") or name in used:
             continue
         header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"

@@ -1,11 +1,14 @@
 """The operators of AMPS, which take arrays: a comparison is true if it is true for any element.
 
-Invariant: evaluating never raises. TRUE is 1 and FALSE is 0. Strings have an order. No comparison of values of
-different kinds is true. Arithmetic takes the first element of an array.
+Invariant: evaluating never raises. TRUE is 1 and FALSE is 0. An empty string counts as NULL, and in comparisons so does
+NaN, what no number is. Strings have an order; beside a number, a string is the number that it spells, or else greater
+than any number. Arithmetic takes the first element of an array.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Collection, Iterable
 
 from dropq.filters import tree
@@ -14,17 +17,50 @@ from dropq.filters.tree import Found, Item, Opaque, Value, single
 
 #: Pairs of elements that a comparison of two arrays may take; with more pairs it is unknown.
 PAIRS = 1_000_000
+#: Characters of the longest string that counts as a number.
+WIDTH = 64
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _ORDER = {"<": (-1,), "<=": (-1, 0), ">": (1,), ">=": (1, 0), "=": (0,), "<>": (-1, 1)}
 
 
-def number(found: Found) -> Value:
-    """Return the value to calculate with: TRUE is 1, FALSE is 0."""
+def number(found: Found) -> int | float | None:
+    """Return the value to calculate with: TRUE is 1, FALSE is 0, a string the number that it spells, or else NaN."""
     value = single(found)
-    return int(value) if isinstance(value, bool) else value
+    if not isinstance(value, str):
+        return int(value) if isinstance(value, bool) else value
+    if len(value) > WIDTH or not _NUMBER.fullmatch(value):
+        return math.nan if value else None
+    try:
+        exact = int(value)
+    except ValueError:
+        return float(value)
+    return exact if -(1 << 63) <= exact < 1 << 63 else float(value)
+
+
+def as_text(found: Found) -> str | None:
+    """Return the value as a string: a number as Python writes it, TRUE as 1."""
+    value = single(found)
+    return value if value is None or isinstance(value, str) else str(number(value))
+
+
+def is_null(found: Found) -> bool:
+    """IS NULL: never unknown; an array is NULL if all of its elements are."""
+    return all(item in (None, "") for item in _items(found))
+
+
+def is_unknown(item: Item) -> bool:
+    """Return whether comparisons with a value are unknown: with NULL, an empty string and NaN."""
+    return item in (None, "") or item != item
+
+
+def is_nan(found: Found) -> bool:
+    """IS NAN: whether it is a number that is none, such as the sum of a number and a string that spells none."""
+    value = single(found)
+    return value != value
 
 
 def truth(found: Found) -> bool | None:
-    """Return a value as a condition: a number is true unless it is 0, a string or an object is unknown."""
+    """Return a value as a condition: a number is true unless it is 0; what is no number is unknown."""
     return _any(map(_truth, _items(found)))
 
 
@@ -44,22 +80,34 @@ def between(found: Found, low: Found, high: Found) -> bool | None:
 class Members:
     """The literals of an IN, in sets, so that a list of any length is looked up at once."""
 
-    def __init__(self, literals: Iterable[Value]) -> None:
-        values = [int(value) if isinstance(value, bool) else value for value in literals]
-        self._strings = frozenset(value for value in values if isinstance(value, str))
-        self._integers = frozenset(value for value in values if isinstance(value, int))
-        self._doubles = frozenset(value for value in values if isinstance(value, float))
-        self._rounded = self._doubles | frozenset(map(float, self._integers))
+    def __init__(self, literals: Collection[Value]) -> None:
+        self._strings = frozenset(value for value in literals if isinstance(value, str))
+        self._numbers = _Numbers(value for value in literals if not isinstance(value, str))
+        self._spelt = _Numbers(literals)
 
     def has(self, item: Item) -> bool | None:
         """Return whether a value equals a literal; None, unknown, for NULL."""
-        if item is None:
+        if is_unknown(item):
             return None
-        if isinstance(item, str):
-            return item in self._strings
-        if isinstance(item, float):
-            return item in self._rounded
-        return isinstance(item, int) and (int(item) in self._integers or float(item) in self._doubles)
+        if isinstance(item, str):  # two strings are compared as strings
+            return item in self._strings or self._numbers.has(number(item))
+        return not isinstance(item, Opaque) and self._spelt.has(number(item))
+
+
+class _Numbers:
+    """The numbers among some values."""
+
+    def __init__(self, values: Iterable[Value]) -> None:
+        numbers = [number(value) for value in values]
+        self._integers = frozenset(value for value in numbers if isinstance(value, int))
+        self._doubles = frozenset(value for value in numbers if isinstance(value, float) and value == value)
+        self._rounded = self._doubles | frozenset(map(float, self._integers))
+
+    def has(self, value: int | float | None) -> bool:
+        """Return whether a number equals one of them: as doubles, if one of the two is a double."""
+        if isinstance(value, int):
+            return value in self._integers or float(value) in self._doubles
+        return value in self._rounded
 
 
 def within(members: Members, found: Found, *others: Found) -> bool | None:
@@ -68,42 +116,23 @@ def within(members: Members, found: Found, *others: Found) -> bool | None:
 
 
 def like(regex: Regex, found: Found) -> bool | None:
-    """LIKE: whether a string has a match of the expression; unknown if the search would take too long."""
+    """LIKE: whether a value has a match of the expression; unknown if the search would take too long."""
     items = _items(found)
     if regex.takes_long(sum(len(item) for item in items if isinstance(item, str))):
         return None
-    return _any_string(regex.matches, items)
+    return _any_text(regex.matches, items)
 
 
 def begins(prefixes: tuple[str, ...], found: Found) -> bool | None:
-    """BEGINS WITH: whether a string begins with one of the prefixes."""
-    return _any_string(lambda text: text.startswith(prefixes), _items(found))
+    """BEGINS WITH: whether a value begins with one of the prefixes."""
+    return _any_text(lambda text: text.startswith(prefixes), _items(found))
 
 
 def ends(suffixes: tuple[str, ...], found: Found) -> bool | None:
-    """ENDS WITH: whether a string ends with one of the suffixes."""
-    return _any_string(lambda text: text.endswith(suffixes), _items(found))
+    """ENDS WITH: whether a value ends with one of the suffixes."""
+    return _any_text(lambda text: text.endswith(suffixes), _items(found))
 
 
-def position(found: Found, part: Found) -> int | None:
-    """INSTR: where a string occurs in another, from 1; 0 if it does not occur."""
-    return _of_two_strings(lambda text, part: text.find(part) + 1, found, part)
-
-
-def position_folded(found: Found, part: Found) -> int | None:
-    """INSTR_I: the same, ignoring case."""
-    return _of_two_strings(lambda text, part: _fold(text).find(_fold(part)) + 1, found, part)
-
-
-def equal_folded(found: Found, other: Found) -> int | None:
-    """STREQUAL_I: 1 if two strings are equal ignoring case, else 0."""
-    return _of_two_strings(lambda text, other: int(_fold(text) == _fold(other)), found, other)
-
-
-#: The functions, by name.
-FUNCTIONS: dict[str, Callable[[Found, Found], int | None]] = {
-    "INSTR": position, "INSTR_I": position_folded, "STREQUAL_I": equal_folded,
-}  # fmt: skip
 #: The predicates that take literal strings, by name.
 AFFIXES: dict[str, Callable[[tuple[str, ...], Found], bool | None]] = {"BEGINS WITH": begins, "ENDS WITH": ends}
 
@@ -124,17 +153,21 @@ def _any(truths: Iterable[bool | None]) -> bool | None:
 
 
 def _truth(item: Item) -> bool | None:
-    return bool(item) if isinstance(item, bool | int | float) else None
+    value = number(item)
+    return None if value is None or math.isnan(value) else value != 0
 
 
 def _compare(symbol: str, left: Item, right: Item) -> bool | None:
-    if left is None or right is None:
+    if is_unknown(left) or is_unknown(right):
         return None
     if isinstance(left, str) and isinstance(right, str):
         return (left > right) - (left < right) in _ORDER[symbol]
     if isinstance(left, Opaque) or isinstance(right, Opaque):
         return False
-    return tree.compare(symbol, number(left), number(right))
+    first, second = number(left), number(right)
+    if first != first or second != second:  # one is a string that spells no number
+        return isinstance(left, str) - isinstance(right, str) in _ORDER[symbol]
+    return tree.compare(symbol, first, second)
 
 
 def _is_within(item: Item, low: Value, high: Value) -> bool | None:
@@ -144,17 +177,7 @@ def _is_within(item: Item, low: Value, high: Value) -> bool | None:
     return above and below
 
 
-def _any_string(test: Callable[[str], bool], items: Collection[Item]) -> bool | None:
-    return _any(None if item is None else isinstance(item, str) and test(item) for item in items)
-
-
-def _of_two_strings(function: Callable[[str, str], int], found: Found, other: Found) -> int | None:
-    text, second = single(found), single(other)
-    return function(text, second) if isinstance(text, str) and isinstance(second, str) else None
-
-
-def _fold(text: str) -> str:
-    """Return a text without case; a character that case folding would make longer stays, so positions do not change."""
-    if text.isascii():
-        return text.lower()
-    return "".join(folded if len(folded := char.casefold()) == 1 else char for char in text)
+def _any_text(test: Callable[[str], bool], items: Iterable[Item]) -> bool | None:
+    return _any(
+        False if isinstance(item, Opaque) else test(shown) if (shown := as_text(item)) else None for item in items
+    )

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
-from dropq.filters.tree import Node, Path, Value
+from dropq.filters.tree import Found, Node, Path, Value
 from dropq.format.names import ENVELOPE, KEYWORDS, RESERVED
 
 log = logging.getLogger("dropq")
@@ -267,18 +267,22 @@ class Parser(ABC):
             self._warn_of_ids(left, right.literal)
             self._warn_of_ids(right, left.literal)
             return Part(self._compared(left, symbol.kind, right), left.at, "condition")
-        is_null, negated = self._accept("IS"), self._accept("NOT")
-        if not (is_null or negated or self._token.kind in self.predicates):
+        of_kind, negated = self._accept("IS"), self._accept("NOT")
+        if not (of_kind or negated or self._token.kind in self.predicates):
             return left
-        if is_null:
-            self._expect("NULL", "NULL" if negated else "NULL or NOT NULL")
-            node = tree.operation(tree.is_null, left.node)
+        if of_kind:
+            node = tree.operation(self._kind("" if negated else " or NOT NULL"), left.node)
             node = tree.operation(tree.negation, node) if negated else node
         elif self._token.kind in self.predicates:
             node = self._predicate(left, negated is not None)
         else:
             raise self._unexpected(f"{', '.join(self.predicates[:-1])} or {self.predicates[-1]}")
         return Part(node, left.at, "condition")
+
+    def _kind(self, alternative: str) -> Callable[[Found], bool]:
+        """Parse what may stand after IS or IS NOT."""
+        self._expect("NULL", f"NULL{alternative}")
+        return tree.is_null
 
     def _bounds(self) -> tuple[Part, Part]:
         """Parse the bounds after BETWEEN."""

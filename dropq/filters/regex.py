@@ -1,15 +1,17 @@
-"""The regular expressions of AMPS's LIKE: RE2's, which have neither lookaround nor backreferences.
+"""The regular expressions of AMPS's LIKE and REGEXP_REPLACE: RE2's, with neither lookaround nor backreferences.
 
-Invariant: no expression and no text makes matching slow. RE2's time is at most proportional to the size of the
-expression times the length of the text, and above a limit nothing is matched. Only this module imports re2.
+Invariant: no expression and no text makes matching slow. RE2's time for a search is at most proportional to the size of
+the expression times the length of the text, and above a limit nothing is searched. Only this module imports re2.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from dropq.errors import Unavailable
+from dropq.filters.tree import LONGEST
 
 log = logging.getLogger("dropq")
 
@@ -17,6 +19,8 @@ log = logging.getLogger("dropq")
 STEPS = 200_000_000
 #: Bytes that a compiled expression may take; RE2's own limit allows hundreds of thousands of instructions.
 MEMORY = 1 << 20
+#: What RE2 complains of where an expression has lookaround or a backreference.
+_BACKTRACKING = re.compile(r"\(\?|\\[1-9gk]")
 
 
 class Regex:
@@ -45,14 +49,15 @@ class Regex:
         self._size: int = max(self._compiled.programsize, 1)
         self._warned = False
 
-    def takes_long(self, length: int) -> bool:
-        """Return whether a search through `length` characters may take more than `STEPS`; log a warning once."""
-        long = length * self._size > STEPS
+    def takes_long(self, length: int, searches: int = 1) -> bool:
+        """Return whether searches through `length` characters may take more than `STEPS`; log a warning once."""
+        long = length * searches * self._size > STEPS
         if long and not self._warned:
             self._warned = True
             log.warning(
-                "a LIKE is unknown for texts of more than %d characters, like this of %d: simplify its expression %r",
-                STEPS // self._size, length, self._compiled.pattern[:100],
+                "LIKE is unknown, and REGEXP_REPLACE NULL, for a text of %d characters (searches: %d) and a regular "
+                "expression of this size, %d: simplify %r",
+                length, searches, self._size, self._compiled.pattern[:100],
             )  # fmt: skip
         return long
 
@@ -62,6 +67,20 @@ class Regex:
             return self._compiled.search(text) is not None
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
             return self._compiled.search(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")) is not None
+
+    def replaced(self, text: str, new: str) -> str | None:
+        """Return the text with `new`, as it is written, for each match; None if that takes too long or is too long."""
+        if self.takes_long(len(text)):
+            return None
+        pieces: list[str] = []
+        end, length = 0, len(text)
+        for searches, match in enumerate(self._compiled.finditer(text), 2):
+            length += len(new) - match.end() + match.start()
+            if length > LONGEST or self.takes_long(len(text), searches):
+                return None
+            pieces += text[end : match.start()], new
+            end = match.end()
+        return "".join((*pieces, text[end:]))
 
 
 def _re2() -> Any:
@@ -77,4 +96,7 @@ def _re2() -> Any:
 
 def _reason(error: Exception) -> str:
     reason = error.args[0] if error.args else ""
-    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+    shown = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+    if _BACKTRACKING.search(shown):
+        shown += "; RE2 has neither lookaround nor backreferences, so that no expression can hang a consumer"
+    return shown

@@ -16,6 +16,9 @@ from dropq.filters.like import Pattern
 
 Value = bool | int | float | str | None
 
+#: Characters of the longest text that a function makes; in place of a longer one it returns NULL.
+LONGEST = 1 << 20
+
 
 class Opaque:
     """An object in a body: it is not NULL, and equals nothing."""
@@ -144,11 +147,16 @@ def fold(symbols: Sequence[str], first: Value, *others: Value) -> Value:
     return first
 
 
+def wrapped(value: int) -> int:
+    """Return an integer in 64 bits, as Java wraps it."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _calculation(function: Callable[[Any, Any], Any], left: Value, right: Value) -> int | float | None:
     if kind_of(left) != "number" or kind_of(right) != "number":
         return None
     result: int | float | None = function(left, right)
-    return (result + (1 << 63)) % (1 << 64) - (1 << 63) if isinstance(result, int) else result
+    return wrapped(result) if isinstance(result, int) else result
 
 
 def _quotient(left: Any, right: Any) -> int | float | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dropq.filters import Value, compile_expression
+from dropq.filters.arrays import number
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, TargetView
@@ -61,6 +62,7 @@ def by_expression(text: str, context: QueueContext) -> Callable[[MessageFile], i
 
 def unsigned(value: Value) -> int:
     """Return the result of an expression as a priority: an unsigned long, as in AMPS; 0 if it is no positive number."""
-    if not isinstance(value, int | float) or value != value or value <= 0:
+    result = number(value)
+    if result is None or not result > 0:
         return 0
-    return HIGHEST if value >= HIGHEST else int(value)
+    return HIGHEST if result >= HIGHEST else int(result)

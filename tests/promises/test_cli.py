@@ -538,6 +538,15 @@ def test_every_state_that_a_queue_counts_is_listed_and_can_be_named(run: Run, q:
         assert run("browse", "q", "--state", state).code == 0
 
 
+def test_a_filter_that_finds_nothing_is_told_of_properties_and_of_nothing_else(run: Run) -> None:
+    """A path, or a function of AMPS, is no property that could be misspelt."""
+    ran = run("browse", "q", "--filter", "LENGTH(/a) = 1 AND UPPER(/b) = colour OR IF(/c = 1, size, 2) = 2")
+    assert [line.rpartition(" has the property ")[2].partition(":")[0] for line in ran.err.splitlines()] == [
+        "colour",
+        "size",
+    ]
+
+
 @pytest.mark.parametrize(("filter", "bodies"), [("n > 3", ["number"]), ("n = '7'", ["text"]), ("n = 7", ["number"])])
 def test_a_property_is_a_string_unless_its_type_is_given(run: Run, q: Queue, filter: str, bodies: list[str]) -> None:
     run("send", "q", "-", "-p", "n=7", input="text")

@@ -170,7 +170,8 @@ class TestMessageTypes:
 
     def test_nvfix_has_names(self) -> None:
         """In place of numbers."""
-        assert matches("/Name = 'x' AND /\"Order Id\" = '' AND /34 = '1'", b"Name=x\x01Order Id=\x0134=1\x01", "nvfix")
+        body = b"Name=x\x01Order Id=y\x0134=12\x01Empty=\x01"
+        assert matches("/Name = 'x' AND /\"Order Id\" = 'y' AND /34 > 9 AND /Empty IS NULL", body, "nvfix")
         assert matches("/Name IS NULL AND /34 = '1'", b"34=1\x01Name=x\x01", "fix")
 
     @pytest.mark.parametrize(
