@@ -275,7 +275,7 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
     for name in sorted(compile_filter(filter).identifiers):
-        if name.startswith("JMS") or name in used:
+        if name.startswith("JMS") or name.endswith("()") or name in used:
             continue
         header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"

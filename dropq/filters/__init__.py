@@ -46,13 +46,18 @@ class Expression:
     Attributes:
         text: the expression as it was written.
         reads_body: whether it has paths, and so may need the body of a message.
-        identifiers: the header fields and properties that it names.
+        identifiers: the header fields and properties that it names, and `UNIX_TIMESTAMP()`.
     """
 
     text: str
     reads_body: bool
     identifiers: frozenset[str] = field(repr=False, compare=False)
     _node: Node = field(repr=False, compare=False)
+
+    @property
+    def changes(self) -> bool:
+        """Whether its value changes while a message waits, as it asks for the time."""
+        return tree.NOW in self.identifiers
 
     def value(self, lookup: Lookup) -> Value:
         """Return the value for a message: for an array, its first element; None for NULL and for an object.

@@ -26,7 +26,7 @@ from dropq.filters.arrays import AFFIXES, Members
 from dropq.filters.functions import ANY, FUNCTIONS, instead_of
 from dropq.filters.grammar import WORDS, Dialect, Parser, Part, Source, Token, tokens, unquoted
 from dropq.filters.regex import Regex
-from dropq.filters.tree import Found, Node, Path
+from dropq.filters.tree import NOW, Found, Node, Path
 
 _STRING = r"""'[^']*(?:''[^']*)*'(?!') | "[^"]*(?:""[^"]*)*"(?!")"""
 _LEXEME = re.compile(
@@ -157,7 +157,9 @@ class AmpsFilter(Parser):
         if not function.least <= len(parts) <= function.most:
             raise self._source.invalid(token.at, _arity(name), str(len(parts)))
         operands: list[Node | Regex] = [part.node for part in parts]
-        if name == "IF":
+        if name == "UNIX_TIMESTAMP":
+            self.identifiers.add(NOW)
+        elif name == "IF":
             operands[0] = self._typed(parts[0], "condition")
         elif name == "REGEXP_REPLACE":
             if not isinstance(parts[1].literal, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -45,8 +46,6 @@ def instead_of(name: str) -> str:
     if name in _AGGREGATES:
         also = f"; ARRAY_{name} is over an array" if f"ARRAY_{name}" in FUNCTIONS else ""
         return f"a function of one message ({name} is over many{also})"
-    if name == "UNIX_TIMESTAMP":
-        return "a function whose result stays, as filters look at a message once (JMSTimestamp is when it was sent)"
     nearest = get_close_matches(name, FUNCTIONS, n=1)
     return f"a function, such as {nearest[0]}" if nearest else f"a function ({', '.join(sorted(FUNCTIONS))})"
 
@@ -155,6 +154,8 @@ def _read_time(value: str, shape: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+_GREATEST = _of(lambda *values: _extreme(">", values), single, most=ANY)
+_LEAST = _of(lambda *values: _extreme("<", values), single, most=ANY)
 #: The functions, by name.
 FUNCTIONS: dict[str, Function] = {
     "ABS": _of(abs, number),
@@ -172,15 +173,17 @@ FUNCTIONS: dict[str, Function] = {
     "CONCAT": _of(lambda *texts: _joined("", texts), lambda found: as_text(found) or "", most=ANY),
     "FALSE_VALUE": _of(lambda: False),
     "FLOOR": _of(lambda value: type(value)(math.floor(value)), number),
-    "GREATEST": _of(lambda *values: _extreme(">", values), single, most=ANY),
+    "GREATEST": _GREATEST,
     "IF": Function(_if, 3, 3),
     "INSTR": _of(lambda value, part: value.find(part) + 1, as_text, as_text),
     "INSTR_I": _of(lambda value, part: _fold(value).find(_fold(part)) + 1, as_text, as_text),
-    "LEAST": _of(lambda *values: _extreme("<", values), single, most=ANY),
+    "LEAST": _LEAST,
     "LEFT": _of(lambda value, length: _part(value, 1, length), as_text, _whole),
     "LENGTH": _of(len, as_text),
     "LOWER": _of(str.lower, as_text),
     "LTRIM": _of(str.lstrip, as_text),
+    "MAX": _GREATEST._replace(least=2),
+    "MIN": _LEAST._replace(least=2),
     "NAN_VALUE": _of(lambda: math.nan),
     "POWER": _of(math.pow, number, number),
     "REGEXP_REPLACE": Function(_replacing, 3, 3),
@@ -196,8 +199,9 @@ FUNCTIONS: dict[str, Function] = {
     "SUBSTR": _of(_part, as_text, _whole, _whole, least=2),
     "TRIM": _of(str.strip, as_text),
     "TRUE_VALUE": _of(lambda: True),
+    "UNIX_TIMESTAMP": _of(time.time),
     "UPPER": _of(str.upper, as_text),
 }  # fmt: skip
 _AGGREGATES = (
-    "AVG", "COUNT", "COUNT_DISTINCT", "GROUP_CONCAT", "MAX", "MIN", "STDDEV_POP", "STDDEV_SAMP", "SUM", "UNIQUE",
+    "AVG", "COUNT", "COUNT_DISTINCT", "GROUP_CONCAT", "STDDEV_POP", "STDDEV_SAMP", "SUM", "UNIQUE",
 )  # fmt: skip

@@ -6,11 +6,11 @@ Invariant: a header field wins over a property of the same name, and anything th
 from __future__ import annotations
 
 from dropq.filters.body import Body
-from dropq.filters.tree import Found, Lookup, Path
+from dropq.filters.tree import NOW, Found, Lookup, Path
 from dropq.format.names import ENVELOPE, TOPIC_REPLY, Name
 
-#: The header fields that are not the message's own: they change while it stays as it is.
-NOT_ITS_OWN = frozenset(("JMSDestination", "JMSRedelivered", "JMSXDeliveryCount"))
+#: What a filter may name that is not the message's own: it changes while the message stays as it is.
+NOT_ITS_OWN = frozenset(("JMSDestination", "JMSRedelivered", "JMSXDeliveryCount", NOW))
 
 
 def for_name(

@@ -16,6 +16,8 @@ from dropq.filters.like import Pattern
 
 Value = bool | int | float | str | None
 
+#: What an expression names if its value changes while a message waits, as it asks for the time.
+NOW = "UNIX_TIMESTAMP()"
 #: Characters of the longest text that a function makes; in place of a longer one it returns NULL.
 LONGEST = 1 << 20
 

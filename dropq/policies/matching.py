@@ -42,7 +42,9 @@ def matcher(context: QueueContext, filter: str, state: str = "target") -> Callab
 
     compiled = compile_filter(filter)
     lookups = Lookups(context, state, reads_bodies=compiled.reads_body, reasons=context.reasons)
-    return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
+    if not compiled.reads_body:
+        return lookups.asking(compiled.matches)
+    return lookups.remembering(compiled.matches, changes=compiled.changes)
 
 
 def deciding(
@@ -109,8 +111,10 @@ class Lookups:
         """Return a function that applies `ask` to a file's name."""
         return lambda file: ask(self._lookup(file, None))
 
-    def remembering(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
+    def remembering(self, ask: Callable[[Lookup], T], *, changes: bool = False) -> Callable[[MessageFile], T]:
         """Return a function that applies `ask` to a file's name and body; it remembers the last `REMEMBERED` results.
+
+        It remembers nothing if a result `changes` with the time.
 
         RACE: a file that was claimed after the listing has no body here; its result is not remembered.
         """
@@ -127,7 +131,7 @@ class Lookups:
             else:
                 body = self._body(file)
                 answered = ask(self._lookup(file, body))
-                known = not body.refused
+                known = not (body.refused or changes)
             if known:
                 if len(recent) >= REMEMBERED:  # forget the results that were not asked for since the last time
                     recent, before = {}, recent

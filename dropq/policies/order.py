@@ -57,7 +57,7 @@ def by_expression(text: str, context: QueueContext) -> Callable[[MessageFile], i
     """Return a function that ranks messages by an expression (AMPS's Priority)."""
     expression = compile_expression(text)
     lookups = Lookups(context, reads_bodies=expression.reads_body)
-    return lookups.remembering(lambda lookup: unsigned(expression.value(lookup)))
+    return lookups.remembering(lambda lookup: unsigned(expression.value(lookup)), changes=expression.changes)
 
 
 def unsigned(value: Value) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,17 @@ def test_a_filter_that_does_not_decide_by_the_message_alone_is_refused_with_it(t
     root = Root.create(tmp_path / "root")
     with pytest.raises(ConfigError, match=r'filter_rest = "error" cannot both be set: .* leave JMSXDeliveryCount out'):
         root.create_queue("q", filter="JMSXDeliveryCount < 3", filter_rest="error")
+    with pytest.raises(ConfigError, match=r"leave UNIX_TIMESTAMP\(\) out"):
+        root.create_queue("q", filter="/until > UNIX_TIMESTAMP()", filter_rest="error")
     root.create_queue("q", filter="JMSXDeliveryCount < 3")
+
+
+def test_a_filter_that_asks_for_the_time_is_evaluated_again_at_each_look(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root", timing=FRESH, filter="/from < UNIX_TIMESTAMP()")
+    consumer = queue.subscribe()
+    queue.send(json.dumps({"from": time.time() + 0.2}))
+    assert consumer.receive() is None
+    assert consumer.receive(timeout=60) is not None
 
 
 def test_where_a_filter_chooses_what_comes_in_the_rest_stays_and_health_says_so(tmp_path: Path) -> None:

@@ -503,7 +503,7 @@ class TestFunctions:
             ("JMSPriority(/a)", 1, "a function (ABS, ARRAY_COUNT, "),
             ("SUM(/a) > 1", 1, "a function of one message (SUM is over many; ARRAY_SUM is over an array), found SUM"),
             ("AVG(/a) > 1", 1, "a function of one message (AVG is over many), found AVG"),
-            ("UNIX_TIMESTAMP() > /a", 1, "a function whose result stays, as filters look at a message once"),
+            ("MIN(/a) > 1", 1, "2 or more arguments of MIN, found 1"),
             ("IF('x', /a, 1) = 1", 4, "a condition, found a string"),
             ("REGEXP_REPLACE(/a, /b, 'x') = 'y'", 20, "a string, found another value"),
             ("REGEXP_REPLACE(/a, '(', 'x') = 'y'", 20, "a regular expression that RE2 accepts (missing ): ("),
