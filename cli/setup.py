@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from dropq.errors import InvalidName, NoSuchQueue, StorageError
+from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ALL_STATES, ROUTES_FILE
 from dropq.hints import nearest
@@ -27,6 +27,8 @@ from .parsing import Command, group
 from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open, root_above
 
 if TYPE_CHECKING:
+    from dropq import Queue, Root
+    from dropq.config.amps import AmpsQueue
     from dropq.diagnosis.doctor_kinds import Diagnosis
 
 #: The columns of `doctor`.
@@ -274,19 +276,35 @@ def config_import(
         for queue in read_queues(file, root.context.config, root.layout.config_file)
     ]
     refuse_taken(root.context, (queue.name for queue, _ in found))
-    for queue, settings in found:
+    for queue, _ in found:
         if queue.is_shared:
             shares = f"{queue.name}: AMPS shares a {queue.element} among servers; here it is a queue of this root alone"
             output.note(output.escape(shares))
         for key, why in queue.left_out.items():
             output.note(output.escape(f"{queue.name}: {key} is left out: {why}"))
-        path = f"{root.path}/{queue.name}"
-        if not dry_run:
-            path = root.create_queue(queue.name, **dict[str, Any](queue.options)).layout.home
+    made = [] if dry_run else _made(root, [queue for queue, _ in found])
+    for queue, settings in found:
+        path = f"{root.path}/{queue.name}" if dry_run else made.pop(0).layout.home
         record = {"queue": queue.name, "path": path, "settings": settings, "left_out": queue.left_out}
         shell.line(record, ("queue", "path"))
     output.note(f"{'would_create' if dry_run else 'created'}={len(found)}")
     return OK if found else NEGATIVE
+
+
+def _made(root: Root, wanted: Sequence[AmpsQueue]) -> list[Queue]:
+    """Make all queues; if one cannot be made, remove those that were, unless they have got messages."""
+    made: list[Queue] = []
+    try:
+        for queue in wanted:
+            made.append(root.create_queue(queue.name, **dict[str, Any](queue.options)))
+    except BaseException:
+        for new in made:
+            try:
+                root.delete_queue(new.name)
+            except DropqError as error:
+                output.note(f"queue {new.name} was made, and stays: {error}")
+        raise
+    return made
 
 
 def _check_of(file: str) -> Callable[[str], list[str]]:

@@ -313,6 +313,7 @@ class _Snapshot:
         yield from self._unusable_routes()
         yield from self._selector_reasons()
         yield from self._absent_letters()
+        yield from self._unfilled()
         yield from self._jam()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
@@ -415,6 +416,16 @@ class _Snapshot:
             f"do not match `filter = {filter!r}`, so that no consumer gets them: correct that in {where}, or {away} "
             f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
         )
+
+    def _unfilled(self) -> Iterator[Reason]:
+        """Yield that a new subscription or view should be filled by now, and consumers see nothing until it is."""
+        age = self._context.age_ms(self._context.layout.recovering) if self._context.is_recovering else 0
+        if age > UNSWEPT:
+            text = f"it is being filled with what its topics archived for {_duration(age / 1000)}, and consumers see nothing"
+            text = (
+                f"{text}, over the limit of {_duration(UNSWEPT / 1000)}: `dropq sweep {self._name}` says what keeps it"
+            )
+            yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 
     def _absent_letters(self) -> Iterator[Reason]:
         """Yield that the dead-letter queue is missing, if messages of this queue may have to go there."""

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
-from dropq.filters.body import LIMIT, Body
+from dropq.filters.body import Body
 from dropq.filters.grammar import Parser, Source
 from dropq.filters.headers import NOT_ITS_OWN, for_name
 from dropq.filters.jms import Selector
-from dropq.filters.message_types import message_type
+from dropq.filters.message_types import LIMIT, message_type
 from dropq.filters.tree import Lookup, Node, Value
 
 T = TypeVar("T")

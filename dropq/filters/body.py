@@ -1,7 +1,7 @@
 """The values that a filter's paths have in a message's body, which is read once, when a path is first looked up.
 
-Invariant: looking up never raises. If a body does not have its type, cannot be read, or is longer than `LIMIT`, every
-path is NULL.
+Invariant: looking up never raises. If a body does not have its type, cannot be read, or is longer than filters read of
+its type, every path is NULL.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dropq.filters.message_types import JSON, MessageType
 from dropq.filters.tree import Found, Item, Opaque, Path
-
-#: Bytes of the longest body that a filter reads; parsing takes many times as much memory.
-LIMIT = 16 << 20
 
 _OPAQUE = Opaque()
 
@@ -58,7 +55,7 @@ class Body:
             return {}
         try:
             data = self._read()
-            if len(data) > LIMIT:
+            if len(data) > self._type.longest:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             return self._type.parse(data)
         except OSError as error:

@@ -17,6 +17,9 @@ from dropq.format.json_body import refuse_constant
 
 #: What separates the fields of FIX, unless the queue's configuration says otherwise.
 SOH = "\x01"
+#: Bytes of the longest body that a filter reads; of the types of many small parts, a quarter of that.
+LIMIT = 16 << 20
+LIMIT_OF_PARTS = LIMIT // 4
 #: Elements that XML may have within each other.
 DEPTH = 1000
 
@@ -26,11 +29,13 @@ class MessageType(NamedTuple):
 
     Attributes:
         parse: returns what is in it, and raises any error if it is not of this type; None if bodies are not read.
+        longest: bytes of the longest body that is read: one of many small parts takes hundreds of times as much memory.
         values: functions that convert values which JSON does not have, by their types; others are opaque.
     """
 
     parse: Callable[[bytes], object] | None
     values: Mapping[type, Callable[[Any], object]] = {}
+    longest: int = LIMIT
 
 
 JSON = MessageType(partial(json.loads, parse_constant=refuse_constant))
@@ -97,7 +102,7 @@ def _xml(_: str) -> MessageType:
         parser.Parse(data, True)
         return document
 
-    return MessageType(parse, {_Element: lambda element: element.text or Opaque()})
+    return MessageType(parse, {_Element: lambda element: element.text or Opaque()}, LIMIT_OF_PARTS)
 
 
 def _refuse_doctype(*_: object) -> None:
@@ -119,7 +124,7 @@ def _msgpack(_: str) -> MessageType:
         except StackError:
             raise RecursionError from None
 
-    return MessageType(parse, {Timestamp: lambda time: time.to_unix_nano() // 1_000_000})
+    return MessageType(parse, {Timestamp: lambda time: time.to_unix_nano() // 1_000_000}, LIMIT_OF_PARTS)
 
 
 def _by_text(pairs: list[tuple[object, object]]) -> dict[str, object]:
@@ -151,7 +156,7 @@ def _bson(_: str) -> MessageType:
         number = value.to_decimal()
         return float("nan") if number.is_nan() else float(number)  # a signalling NaN cannot be converted
 
-    return MessageType(parse, {DatetimeMS: int, ObjectId: str, Decimal128: double})
+    return MessageType(parse, {DatetimeMS: int, ObjectId: str, Decimal128: double}, LIMIT_OF_PARTS)
 
 
 def _needs(name: str, package: str) -> Unavailable:

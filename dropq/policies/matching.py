@@ -187,17 +187,16 @@ class _Body:
         from dropq.filters import Body
 
         self._path = path
+        self._longest = message_type.longest
         self.content = Body(self._read, message_type)
         self.refused = False
 
     def _read(self) -> bytes:
-        from dropq.filters import LIMIT
-
         try:
-            return reading.read_body(self._path, LIMIT)
+            return reading.read_body(self._path, self._longest)
         except OSError as error:
             if error.errno == errno.EFBIG:
-                log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, LIMIT >> 20)
+                log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, self._longest >> 20)
             else:
                 self.refused = True
             raise

@@ -115,30 +115,39 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
 def ack_listed(context: QueueContext, message: Message, subscription: Subscription, own: Subscription | None) -> bool:
     """Acknowledge a message that a listing has shown, as an ack by its id does; return False if it moved on since.
 
-    `subscription` claims it if it waits, and `own` may hold it. What a script or a DropboxMQ client holds, and a
-    barrier, stays.
-
-    Raises:
-        LeaseLost: it stays where it is, for the reason that the text says.
+    `subscription` claims it if it waits, and `own` may hold it. LeaseLost if it stays, for the reason that the text says.
     """
     state = message.state
     file = context.sidecars.file(message.file, context.layout.folder(state))
-    claim = _taken(context, file, state, subscription)
+    if why := why_kept(context, file, state, own):
+        raise LeaseLost(why)
     if state != "processing":
-        if claim is not None:
+        if (claim := _taken(context, file, state, subscription)) is not None:
             _archive(context, claim, waited=True)
-        elif context.paused:
-            raise LeaseLost(f"it stays in {state}/: queue {context.name} is paused")
         return claim is not None
-    if claim is None:
-        raise LeaseLost("it stays in processing/: only who holds it can settle it")
-    ours = None if own is None or own._inherited else own._held.get(claim.owner)
-    if ours is None and context.config.leasing == "strict" and _if_ended(context, claim) is None:
-        raise LeaseLost(
-            f"it stays in processing/: another consumer holds it, and queue {context.name} has strict leasing"
-        )
-    (ours or _message_of(Claims(context), claim)).ack()
+    assert file.claim is not None
+    (_held_by(own, file.claim) or _message_of(Claims(context), file.claim)).ack()
     return True
+
+
+def why_kept(context: QueueContext, file: MessageFile, state: str, own: Subscription | None) -> str:
+    """Return why an ack of who does not hold a message leaves it where it is; "" if it does not."""
+    stays, claim = f"it stays in {state}/", file.claim
+    if state != "processing":
+        if context.paused:
+            return f"{stays}: queue {context.name} is paused"
+        if state == "target" and context.settling.settles_at(file):
+            return f"{stays}: somebody may still write to it, by settle_time"
+        return ""
+    if claim is None or not claim.ours or claim.of_barrier:
+        return f"{stays}: only who holds it can settle it"
+    if _held_by(own, claim) is None and context.config.leasing == "strict" and _if_ended(context, claim) is None:
+        return f"{stays}: another consumer holds it, and queue {context.name} has strict leasing"
+    return ""
+
+
+def _held_by(own: Subscription | None, claim: Claim) -> Message | None:
+    return None if own is None or own._inherited else own._held.get(claim.owner)
 
 
 def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:

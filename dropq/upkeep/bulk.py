@@ -27,7 +27,7 @@ from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.browsing import browse
-from dropq.queue.by_id import ack_listed
+from dropq.queue.by_id import ack_listed, why_kept
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription
 from dropq.staging import fan_out
@@ -349,11 +349,17 @@ def ack(
     """Acknowledge messages that wait, are delayed or are held, each as by its id; holders lose their claims.
 
     With strict leasing, what others than `own` hold stays. `subscribe` opens what claims the messages that wait.
+
+    Raises:
+        ValueError: it is a topic: who subscribed to it would not get the messages.
     """
     which.check(UNFINISHED, "messages are acknowledged in")
+    if context.layout.is_topic:
+        raise ValueError(f"{context.name} is a topic, which nobody consumes: name a subscription; nothing was changed")
     messages = list(select(context, which))
     if which.dry_run:
-        return each(context, which, messages, lambda _: None, "acknowledged")
+        kept = ((each, why_kept(context, each._file, each.state, own)) for each in messages)
+        return (Outcome(each.id, each.file, not why, why or "would be acknowledged") for each, why in kept)
 
     def acknowledging() -> Iterator[Outcome]:
         with subscribe() as claiming:

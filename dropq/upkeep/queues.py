@@ -7,6 +7,7 @@ process dies before, a sweep of the root undoes the deletion.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -33,13 +34,15 @@ from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.staging import jobs
 from dropq.storage import reading
-from dropq.storage.failures import error_context, storage_error
+from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, show_view
 from dropq.upkeep import reassembly
 from dropq.upkeep.deletion import private_store
 from dropq.upkeep.recovery import recover_if_needed
+
+log = logging.getLogger("dropq")
 
 #: States whose messages keep a queue from being deleted.
 TO_WORK_ON = ("working", *UNSETTLED)
@@ -80,8 +83,12 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
     if is_view or selectors:
         _undo_circle(root, name, layout)
     if is_view:
-        with error_context(f"queue {name!r} is made, and what topics archived comes with the next sweep"):
+        try:
             recover_if_needed(open_queue(root, name))
+        except (OSError, DropqError) as error:
+            log.warning(
+                "queue %s is made, and a sweep fills it with what its topics archived: %s", name, describe(error)
+            )
 
 
 def refuse_taken(root: RootContext, wanted: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 
-from dropq.config.schema import underlies
+from dropq.config.schema import is_expression, underlies
 from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.message_file import MessageFile
@@ -19,7 +19,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.processing import claims_in
-from dropq.lifecycle.queue_notes import topics
+from dropq.lifecycle.queue_notes import refuse_away, topics
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import deciding
@@ -59,10 +59,12 @@ def _archives(context: QueueContext) -> Iterator[QueueContext]:
     if expression is None:
         yield open_queue(root, context.name.partition("/")[0])
         return
-    for name in topics(root.layout):
+    for name in topics(root.layout) if is_expression(expression) else (expression,):
         if underlies(expression, name):
-            with suppress(NoSuchQueue):  # it is a folder above topics; RACE: or it is gone
+            try:
                 yield open_queue(root, name)
+            except NoSuchQueue:  # it is a folder above topics; RACE: or it is gone
+                refuse_away(root.layout, name, f"view {context.name} begins with what it archived")
 
 
 def _begin_again(topic: QueueContext) -> None:
@@ -112,7 +114,11 @@ def _wanted(context: QueueContext, topic: QueueContext) -> Callable[[Archived], 
         file = MessageFile(archived.file, archived.time // 1000, typed_replies=topic.sidecars.typed_replies)
         if (client is not None and topic.sidecars.full(file.name).from_client == client) or has_expired(topic, file):
             return False
-        return matches is None or matches(file) is True
+        matching = matches is None or matches(file)
+        if matching is None:
+            path = f"{topic.layout.processed}/{archived.file}"
+            raise StorageError(f"{path} cannot be read, and the filter of {context.name} asks for it", path=path)
+        return matching
 
     return wants
 

@@ -665,7 +665,9 @@ def test_an_ack_by_a_filter_settles_what_matches_as_the_leasing_allows(make: Mak
     queue.send("waits", properties=order)
     queue.send("delayed", delay="1h", properties=order)
     queue.send("another order")
+    planned = queue.ack_matching("order = 7", dry_run=True)
     outcomes = queue.ack_matching("order = 7")
+    assert [outcome.ok for outcome in planned] == [outcome.ok for outcome in outcomes]
     assert own.state == "processed"
     if leasing == "strict":
         assert [outcome.ok for outcome in outcomes].count(False) == 1
@@ -686,14 +688,26 @@ def test_an_ack_by_a_filter_may_be_tried_and_kept_to_what_waits(make: Make) -> N
     assert len(queue.ack_matching("JMSPriority = 4", dry_run=True)) == 2
     assert where(queue) == {"processing": [b"held"], "target": [b"waits"]}
     queue.pause()
-    (refused,) = queue.ack_matching("JMSPriority = 4", state="target")
-    assert not refused.ok and "paused" in refused.detail
+    for dry_run in (True, False):
+        (refused,) = queue.ack_matching("JMSPriority = 4", state="target", dry_run=dry_run)
+        assert not refused.ok and "paused" in refused.detail
     queue.resume()
     assert [outcome.ok for outcome in queue.ack_matching("JMSPriority = 4", state="target")] == [True]
     assert where(queue) == {"processing": [b"held"], "processed": [b"waits"]}
     message.ack()
     with pytest.raises(ValueError, match="messages are acknowledged in delayed, target, processing"):
         queue.ack_matching("TRUE", state="error")
+    topic = queue.root.create_topic("news")
+    with pytest.raises(ValueError, match="news is a topic, which nobody consumes"):
+        topic.queue.ack_matching("TRUE")
+
+
+def test_an_ack_by_a_filter_says_that_a_file_may_still_be_written_to(make: Make) -> None:
+    queue = make(settle_time="1h")
+    queue.send("sent")
+    (base(queue) / "target" / "up.csv").write_bytes(b"x")
+    refused, done = sorted(queue.ack_matching("JMSPriority = 4"), key=lambda outcome: outcome.ok)
+    assert "it stays in target/: somebody may still write to it" in refused.detail and done.ok
 
 
 # -- MaxDeliveries, MaxCancels -----------------------------------------------------------------------------------------

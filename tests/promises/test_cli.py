@@ -471,7 +471,9 @@ def test_import_makes_the_queues_of_amps_and_says_what_it_leaves_out(run: Run, r
     assert (root.queue("jobs").config.lease_period, root.queue("mail").config.message_type) == (30, "text")
 
 
-def test_import_makes_no_queue_where_one_cannot_be_made(run: Run, root: Root, tmp_path: Path) -> None:
+def test_import_makes_no_queue_where_one_cannot_be_made(
+    run: Run, root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "amps.xml"
     file.write_text(AMPS.replace("mail", "q"))
     taken = run("config", "import", str(file))
@@ -479,6 +481,12 @@ def test_import_makes_no_queue_where_one_cannot_be_made(run: Run, root: Root, tm
     file.write_text(AMPS.replace("text", "none such"))
     wrong = run("config", "import", str(file))
     assert wrong.code == 78 and 'MessageType = "none such"' in wrong.err
+    (root.path / "late").mkdir()  # RACE: it comes once all was checked
+    late = AMPS.replace("<SOW>", "<SOW><Queue><Name>first</Name></Queue><Queue><Name>late</Name></Queue>")
+    file.write_text(late)
+    monkeypatch.setattr("dropq.upkeep.queues.refuse_taken", lambda root, wanted: None)
+    assert run("config", "import", str(file)).code == 73
+    (root.path / "late").rmdir()
     file.write_text("<AMPSConfig/>")
     assert run("config", "import", str(file)).code == 1
     assert run("config", "import", str(tmp_path / "gone.xml")).code == 66

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from helpers import FRESH, Clock, base, drop, make_queue, names_in, reopened, take
 
 from dropq import ConfigError, Queue, Root
-from dropq.filters import LIMIT
+from dropq.filters import LIMIT, Body
 
 HOUR = 3600
 EU = "region = 'eu'"
@@ -79,7 +80,14 @@ def test_nothing_is_put_aside_before_the_configuration_was_as_it_is_for_as_long(
 
 
 @pytest.mark.parametrize(
-    "now", ["filter = \"region = 'us'\"", 'filter_rest = "wait"', "filter = ", 'unroutable_after = "2h"']
+    "now",
+    [
+        "filter = \"region = 'us'\"",
+        'filter_rest = "wait"',
+        "filter = ",
+        'unroutable_after = "2h"',
+        'message_type = "fix"',
+    ],
 )
 def test_a_consumer_of_yesterdays_filter_puts_nothing_aside(queue: Queue, clock: Clock, now: str) -> None:
     send(queue, "us")
@@ -103,11 +111,36 @@ def test_after_the_mend_a_requeue_brings_back_what_a_wrong_filter_put_aside(queu
     assert [take(mended).text for _ in range(50)] == ["us"] * 50
 
 
-def test_what_cannot_be_read_or_is_too_long_waits(tmp_path: Path, clock: Clock) -> None:
+def test_a_configuration_behind_a_link_is_given_as_much_time(queue: Queue, clock: Clock, tmp_path: Path) -> None:
+    config, elsewhere = base(queue) / "queue.toml", tmp_path / "elsewhere.toml"
+    config.rename(elsewhere)
+    config.symlink_to(elsewhere)
+    send(queue, "us")
+    clock.ms += HOUR * 1000 + 5000
+    os.utime(elsewhere)
+    clock.ms = int(os.stat(elsewhere).st_ctime * 1000) + HOUR * 1000 - 1000
+    assert queue.receive() is None and not in_error(queue)
+
+
+def test_why_is_not_told_on_a_host_that_lacks_what_the_filter_needs(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"filter": "/a LIKE 'x'", "filter_rest": "error", "unroutable_after": HOUR}
+    queue = make_queue(tmp_path / "root", clock=clock, timing=FRESH, **asked)
+    queue.send('{"a": "b"}')
+    clock.ms += HOUR * 1000 + 5000
+    assert queue.receive() is None
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert [message.reason for message in queue.browse("error")] == [None]
+
+
+def test_what_cannot_be_read_or_is_too_long_waits(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = make_queue(
         tmp_path / "root", clock=clock, timing=FRESH, filter="/a = 1", filter_rest="error", unroutable_after=HOUR
     )
-    queue.send(b" " * (LIMIT + 1))
+    queue.send(b" " * (LIMIT + 1), priority=9)
     queue.send("[" * 100_000 + "]" * 100_000)
     queue.send('{"a": 2}')
     queue.send("no JSON at all")
@@ -117,6 +150,9 @@ def test_what_cannot_be_read_or_is_too_long_waits(tmp_path: Path, clock: Clock) 
     for said in queue.explain():
         assert (said.why, said.until) == ("filter", None)
         assert "it stays, as its body cannot be read, or is too long or deep" in said.detail
+    with monkeypatch.context() as patch:
+        patch.setattr(Body, "_parse", lambda body: pytest.fail("it was read before"))
+        assert queue.receive() is None
     assert queue.counts()["target"] == 2
 
 

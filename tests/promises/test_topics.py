@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -52,6 +53,7 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.moving import Moves
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
+from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.topics import views
 from dropq.upkeep import recovery
@@ -1029,6 +1031,41 @@ def test_a_view_whose_filling_was_cut_short_is_filled_before_anybody_takes_of_it
     assert {(said.why, "is being filled" in said.detail) for said in view.explain()} == {("paused", True)}
     assert [take(view).body for _ in range(4)] == [b"1", b"2", b"3", b"4"], "a consumer goes on with it"
     assert "recovering" not in [note.kind for note in view.health().notes]
+
+
+def test_a_view_on_a_topic_that_is_away_is_filled_once_that_is_back(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.create_topic("sales.us").publish(b"a")
+    folder, elsewhere = root.path / "topic-root/sales/us", root.path.parent / "us"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    elsewhere.rename(root.path.parent / "away")
+    view = root.create_queue("view", underlying_topic="sales.us")
+    assert "queue view is made, and a sweep fills it" in caplog.text
+    assert view.sweep().recovered == 0 and "recovering" in [note.kind for note in view.health().notes]
+    assert "view view begins with what it archived" in caplog.text
+    (root.path.parent / "away").rename(elsewhere)
+    assert [message.body for message in iter(view.receive, None)] == [b"a"]
+
+
+def test_a_view_waits_for_what_its_filter_cannot_read(
+    root: Root, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    root.create_topic("a").publish('{"b": 1}')
+    read = reading.read_body
+
+    def refused(path: str, most: int) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(reading, "read_body", refused)
+    view = root.create_queue("view", underlying_topic="a", filter="/b = 1")
+    monkeypatch.setattr(reading, "read_body", read)
+    clock.advance(61)
+    (reason,) = view.health().reasons
+    assert reason.kind == "recovering" and "`dropq sweep view` says what keeps it" in reason.message
+    assert take(view).json() == {"b": 1}
+    assert view.health().healthy
 
 
 def test_recovery_begins_at_a_time(root: Root, clock: Clock) -> None:

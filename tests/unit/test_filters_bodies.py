@@ -20,6 +20,7 @@ from helpers import Make, base, drop, names_in, take, where
 from dropq.config.schema import QueueConfig, kinds
 from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.filters import LIMIT, Body, Value, compile_expression, compile_filter, for_name, message_type
+from dropq.filters import message_types as types_module
 from dropq.filters.message_types import DEPTH, TYPES
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
@@ -278,6 +279,7 @@ class TestMessageTypes:
             ("json", b"[" * 100_000 + b"]" * 100_000), ("xml", b"<a>" * 100_000 + b"</a>" * 100_000),
             ("xml", b"<a>" * (DEPTH + 1) + b"</a>" * (DEPTH + 1)), ("msgpack", b"\x91" * 100_000 + b"\1"),
             ("bson", nested_bson(100_000)), *((kind, b" " * (LIMIT + 1)) for kind in TYPES if kind != "binary"),
+            *((kind, b" " * (LIMIT // 4 + 1)) for kind in ("xml", "msgpack", "bson")),
         ],
         ids=lambda part: part if isinstance(part, str) else len(part),
     )  # fmt: skip
@@ -285,7 +287,7 @@ class TestMessageTypes:
         """It may be of its type."""
         content = Body(lambda: body, message_type(kind))
         assert compile_filter("/a IS NULL AND / IS NULL").matches(for_name(Name("a"), body=content))
-        assert content.unread == ("Nested too deeply" if len(body) <= LIMIT else "File too large")
+        assert content.unread == ("Nested too deeply" if len(body) <= LIMIT // 4 else "File too large")
 
     def test_say_why_the_system_refused(self) -> None:
         """Until something is looked up there is nothing to say."""
@@ -399,7 +401,7 @@ class TestListedFiles:
         self, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """They have only NULLs, and stay that way."""
-        monkeypatch.setattr("dropq.filters.LIMIT", 100_000)
+        monkeypatch.setattr(types_module, "JSON", types_module.JSON._replace(longest=100_000))
         queue = make()
         drop(queue, "long.json", b'{"x": 1, "y": "' + b"a" * 100_000 + b'"}')
         with caplog.at_level(logging.WARNING, "dropq"), queue.subscribe(filter="/x = 1") as subscription:
