@@ -421,10 +421,9 @@ class _Snapshot:
         """Yield that a new subscription or view should be filled by now, and consumers see nothing until it is."""
         age = self._context.age_ms(self._context.layout.recovering) if self._context.is_recovering else 0
         if age > UNSWEPT:
-            text = f"it is being filled with what its topics archived for {_duration(age / 1000)}, and consumers see nothing"
-            text = (
-                f"{text}, over the limit of {_duration(UNSWEPT / 1000)}: `dropq sweep {self._name}` says what keeps it"
-            )
+            text = f"consumers have seen nothing for {_duration(age / 1000)}, over the limit of {_duration(UNSWEPT / 1000)}"
+            text = f"{text}, as it is to be filled with what its topics archived"
+            text = f"{text}: `dropq sweep {self._name}` says what keeps it"
             yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 
     def _absent_letters(self) -> Iterator[Reason]:

@@ -115,7 +115,7 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
 def ack_listed(context: QueueContext, message: Message, subscription: Subscription, own: Subscription | None) -> bool:
     """Acknowledge a message that a listing has shown, as an ack by its id does; return False if it moved on since.
 
-    `subscription` claims it if it waits, and `own` may hold it. LeaseLost if it stays, for the reason that the text says.
+    `subscription` claims it if it waits, and `own` may hold it. LeaseLost, with the reason, if it stays.
     """
     state = message.state
     file = context.sidecars.file(message.file, context.layout.folder(state))
