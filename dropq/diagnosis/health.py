@@ -421,8 +421,8 @@ class _Snapshot:
         """Yield that a new subscription or view should be filled by now, and consumers see nothing until it is."""
         age = self._context.age_ms(self._context.layout.recovering) if self._context.is_recovering else 0
         if age > UNSWEPT:
-            text = f"consumers have seen nothing for {_duration(age / 1000)}, over the limit of {_duration(UNSWEPT / 1000)}"
-            text = f"{text}, as it is to be filled with what its topics archived"
+            text = f"consumers have seen nothing for {_duration(age / 1000)}, as its topics' archives are to be copied first"
+            text = f"{text}, over the limit of {_duration(UNSWEPT / 1000)}"
             text = f"{text}: `dropq sweep {self._name}` says what keeps it"
             yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 
