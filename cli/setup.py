@@ -287,6 +287,8 @@ def config_import(
         path = f"{root.path}/{queue.name}" if dry_run else made.pop(0).layout.home
         record = {"queue": queue.name, "path": path, "settings": settings, "left_out": queue.left_out}
         shell.line(record, ("queue", "path"))
+    if not found:
+        output.note(f"{file} defines no Queue, QueueDefinition, LocalQueue or GroupLocalQueue in SOW of AMPSConfig")
     output.note(f"{'would_create' if dry_run else 'created'}={len(found)}")
     return OK if found else NEGATIVE
 

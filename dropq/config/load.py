@@ -401,6 +401,8 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
         return []  # reported when the view is opened, or as a wrong value
     for topic in found:
         layout = topic_layout(root, topic)
+        if not os.path.isdir(layout.base):
+            continue  # it is made later, with the same message_type
         with suppress(ConfigError):  # that is the topic's problem
             of_topic = _table_entries(_read_topic(layout.topic), layout.config_file, name=None)[0]
             theirs = _message_type({**defaults, **of_topic})
@@ -570,8 +572,8 @@ def _rest_problems(filter: _Entry, rest: _Entry) -> list[str]:
         return []  # reported when a consumer opens the queue, or as a wrong value
     if not named:
         return []
-    why = f"a later delivery may match: leave {', '.join(named)} out of the filter"
-    return [f'{_both_entries(filter, rest)} = "error" cannot both be set: {why}']
+    why = f"it may name only what stays as it is: leave {', '.join(named)} out of it, or filter_rest"
+    return [filter.problem(f'with {rest.spelling} = "error" {why}')]
 
 
 def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:

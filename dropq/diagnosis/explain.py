@@ -14,15 +14,18 @@ from itertools import chain
 from shlex import quote
 
 from dropq.diagnosis import staged_checks
+from dropq.errors import ConfigError, DropqError
 from dropq.format import names
 from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.dead_letters import check_origin
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.holders import decide
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.processing import claimed_messages, committed
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.transfers import given_messages, way_on
@@ -86,7 +89,7 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 found = explained(file)  # also for messages that do not match: one may be a barrier
                 if matches is None or matches(file):
                     message = Message(settlement, where, file)
-                    more = f"{_way_back(message)}{way_here(context, file)}{snapshot.of_bundle(message, file)}"
+                    more = f"{snapshot.way_back(message)}{way_here(context, file)}{snapshot.of_bundle(message, file)}"
                     until = utc(found.until) if found.until else None
                     yield Explanation(message, found.why, f"{found.detail}{more}", found.holders, until)
             if where == "processing":
@@ -104,6 +107,7 @@ class _Snapshot:
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._rest = FilterRest(context)
+        self._origins: dict[str, bool] = {}  # whether the dead letters of a queue come here
         self._routes = Routes(context)
         self._routes.refresh()
         self._forecast = Forecast(context)
@@ -228,6 +232,32 @@ class _Snapshot:
         )
         return said[0]
 
+    def way_back(self, message: Message) -> str:
+        """Describe a dead letter: where it comes from, why, and how it gets back; return "" for any other message."""
+        origin = message.origin
+        if not message.dead_letter_reason or not origin or origin == self._context.name:
+            return ""
+        letter = f"; it is a dead letter from {origin} ({message.dead_letter_reason})"
+        if message.state == "processing":
+            return letter
+        which = f"{quote(message.id)} --state {message.state}"
+        command = f"dropq requeue {self._name} {which} --to-origin"
+        if not self._is_letters_of(origin):
+            command = f"dropq move {self._name} {quote(origin)} {which}"
+        return f"{letter}: `{command}` puts it back"
+
+    def _is_letters_of(self, origin: str) -> bool:
+        """Return whether the dead letters of a queue come here, unless it is missing now."""
+        if origin not in self._origins:
+            self._origins[origin] = True
+            try:
+                check_origin(self._context, open_queue(self._context.root, origin))
+            except ConfigError:
+                self._origins[origin] = False
+            except DropqError:
+                pass
+        return self._origins[origin]
+
     # -- parts of bundles ------------------------------------------------------------------------------------------
 
     def of_bundle(self, message: Message, file: MessageFile) -> str:
@@ -272,17 +302,6 @@ def _identity(name: Name) -> tuple[str, str]:
 def _bundle(id: str, name: Name) -> str:
     """Return the id of a part's bundle."""
     return id.removesuffix(f"-{name.record}") if name.record else id
-
-
-def _way_back(message: Message) -> str:
-    """Describe a dead letter: where it comes from, why, and how it gets back; return "" for any other message."""
-    if not message.dead_letter_reason or not message.origin or message.origin == message.context.name:
-        return ""
-    letter = f"; it is a dead letter from {message.origin} ({message.dead_letter_reason})"
-    if message.state == "processing":
-        return letter
-    command = f"dropq requeue {quote(message.context.name)} {quote(message.id)} --state {message.state} --to-origin"
-    return f"{letter}: `{command}` puts it back"
 
 
 class _MessageOnItsWay(Message):

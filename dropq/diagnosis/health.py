@@ -408,12 +408,12 @@ class _Snapshot:
         if self._goes_aside:
             after = format_duration(self._context.config.unroutable_after)
             return (
-                f"do not match `filter = {filter!r}`: when they have waited for {after}, by unroutable_after, "
-                f"consumers put them aside in error/; correct a wrong filter in {where} before that"
+                f"`filter = {filter!r}` does not match: after {after}, by unroutable_after, consumers put aside in "
+                f"error/ what waits; correct a wrong filter in {where} before that"
             )
         away = f"`dropq move {self._name} OTHER --all`" if self._filtered == len(self._waiting) else "`dropq move`"
         return (
-            f"do not match `filter = {filter!r}`, so that no consumer gets them: correct that in {where}, or {away} "
+            f"`filter = {filter!r}` does not match, and no consumer gets: correct that in {where}, or {away} "
             f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
         )
 
@@ -421,8 +421,8 @@ class _Snapshot:
         """Yield that a new subscription or view should be filled by now, and consumers see nothing until it is."""
         age = self._context.age_ms(self._context.layout.recovering) if self._context.is_recovering else 0
         if age > UNSWEPT:
-            text = f"consumers have seen nothing for {_duration(age / 1000)}, as its topics' archives are to be copied first"
-            text = f"{text}, over the limit of {_duration(UNSWEPT / 1000)}"
+            text = f"consumers have seen nothing for {_duration(age / 1000)}, over {_duration(UNSWEPT / 1000)}"
+            text = f"{text}, as the archives of its topics come first"
             text = f"{text}: `dropq sweep {self._name}` says what keeps it"
             yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 

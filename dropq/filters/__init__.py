@@ -7,6 +7,7 @@ bodies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -129,8 +130,23 @@ def _compile(
 ) -> T:
     try:
         return result(*(parser_of or _parser)(source))
+    except InvalidFilter as error:
+        if parser_of is not None or not _asks_for_amps(source):
+            raise
+        complaint, *shown = str(error).split("\n")
+        hint = "a text without a path, such as /total, is a JMS selector, which has no functions, and no WITH"
+        raise InvalidFilter("\n".join((f"{complaint} ({hint})", *shown))) from None
     except RecursionError:  # the caller itself has used most of the stack
         raise InvalidFilter(f"the {source.called} cannot be read here: the program's stack is nearly full") from None
+
+
+def _asks_for_amps(source: Source) -> bool:
+    """Return whether a text without a path has a function of AMPS, or its BEGINS WITH or ENDS WITH."""
+    from dropq.filters.amps import has_path
+    from dropq.filters.functions import FUNCTIONS
+
+    words = re.findall(r"(\w+)\s*\(|\b(BEGINS|ENDS)\s+WITH\b", source.text.upper())
+    return any(name in FUNCTIONS or phrase for name, phrase in words) and not has_path(source.text)
 
 
 def _names_alone(source: Source) -> tuple[Parser, bool]:

@@ -10,6 +10,7 @@ limited: so rings of dead-letter queues end.
 from __future__ import annotations
 
 from dataclasses import replace
+from shlex import quote
 
 from dropq.errors import ConfigError
 from dropq.format.addresses import layouts
@@ -73,4 +74,5 @@ def check_origin(letters: QueueContext, origin: QueueContext) -> None:
     own = origin.config.dead_letter_queue
     if own != letters.name:
         goes = "has no dead-letter queue" if own is None else f"has the dead-letter queue {own}"
-        raise ConfigError(f"it says that it came from {origin.name}, which {goes}")
+        way = f"`dropq move {quote(letters.name)} {quote(origin.name)}` brings letters there as they are"
+        raise ConfigError(f"it says that it came from {origin.name}, which {goes}: {way}")

@@ -141,7 +141,8 @@ class Moves:
         if why := dead_letters.why_no_more(name):
             raise NoSuchQueue(why)
         if queue is None:
-            raise NoSuchQueue("no dead_letter_queue is set")
+            is_one = self.context.name == self.context.root.config.dead_letter_queue
+            raise NoSuchQueue("this is the dead-letter queue" if is_one else "no dead_letter_queue is set")
         with self.context.error_context("the dead-letter queue cannot be looked at"):
             destination = dead_letters.find_layout(self.context.root.layout.path, queue)
         if destination is None:

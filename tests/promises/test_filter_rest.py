@@ -186,7 +186,7 @@ def test_two_files_of_one_name_both_stay(queue: Queue, clock: Clock) -> None:
 
 def test_a_filter_that_does_not_decide_by_the_message_alone_is_refused_with_it(tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root")
-    with pytest.raises(ConfigError, match=r'filter_rest = "error" cannot both be set: .* leave JMSXDeliveryCount out'):
+    with pytest.raises(ConfigError, match=r'with filter_rest = "error" .* leave JMSXDeliveryCount out'):
         root.create_queue("q", filter="JMSXDeliveryCount < 3", filter_rest="error")
     with pytest.raises(ConfigError, match=r"leave UNIX_TIMESTAMP\(\) out"):
         root.create_queue("q", filter="/until > UNIX_TIMESTAMP()", filter_rest="error")
@@ -212,4 +212,4 @@ def test_health_tells_what_is_about_to_be_put_aside_and_calls_no_queue_jammed(qu
     send(queue, "us")
     (note,) = queue.health().notes
     assert note.kind == "filtered"
-    assert "when they have waited for 1h, by unroutable_after, consumers put them aside in error/" in note.message
+    assert "after 1h, by unroutable_after, consumers put aside in error/ what waits" in note.message

@@ -648,7 +648,7 @@ def test_what_the_queues_own_filter_keeps_back_is_told_and_a_queue_that_is_full_
     found = queue.health()
     (note,) = (note for note in found.notes if note.kind == "filtered")
     assert (found.healthy, note.figure) == (True, 2)
-    assert note.message.startswith("2 messages that do not match `filter = \"region = 'eu'\"`")
+    assert note.message.startswith("2 messages that `filter = \"region = 'eu'\"` does not match")
     take(queue).ack()
     drop(queue, "by-hand.csv", b"c")
     found = queue.health()

@@ -822,6 +822,13 @@ def rows(heading: str) -> Iterator[list[str]]:
         yield [cell.strip().replace("\\|", "|") for cell in cells]
 
 
+@pytest.mark.parametrize("text", ["UPPER(a) = 'B'", "a BEGINS WITH 'b'", "COALESCE(a, 1) = 1"])
+def test_a_selector_that_asks_for_what_only_amps_filters_have_is_told_why(text: str) -> None:
+    """Whoever forgets the path."""
+    with pytest.raises(InvalidFilter, match=r"\(a text without a path, such as /total, is a JMS selector"):
+        compile_filter(text)
+
+
 class TestThePaper:
     def test_lists_each_function_with_its_arguments(self) -> None:
         """Optional ones in brackets, and an ellipsis for any number."""
