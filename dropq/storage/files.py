@@ -357,6 +357,10 @@ class Storage:
         finally:
             os.close(fd)
 
+    def date_back(self, folder: str) -> None:
+        """Set the mtime of a folder to 1970, so that it shows whether something comes into it."""
+        os.utime(folder, (0, 0))
+
     def link(self, source: str, destination: str) -> None:
         """Give a file a second name."""
         os.link(source, destination, follow_symlinks=False)

@@ -369,8 +369,8 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 class _SecondNames:
     """Gives bodies second names, each in a folder of a queue's `held/` that no other body has meanwhile.
 
-    The folders are kept for the next bodies: over NFS it takes longer to make one than to read a message. If this
-    process dies, a sweep removes them, with what is in them.
+    A folder is kept for the next body if its command left nothing there: over NFS it takes longer to make one than to
+    read a message. If this process dies, a sweep removes them, with what is in them.
     """
 
     def __init__(self) -> None:
@@ -393,11 +393,16 @@ class _SecondNames:
                     raise
                 _make(storage, folder)  # a sweep has removed it, as it was empty for long
                 message.link(path)
+            with suppress(OSError):  # then no folder is kept
+                storage.date_back(folder)  # what a command makes in it gives it another time
             yield path
         finally:
             with suppress(OSError):
-                storage.unlink(path)
-            self._free.append((storage, folder))
+                if reading.written_ms(folder) != 0:
+                    storage.remove_tree(folder)
+                else:
+                    storage.unlink(path)
+                    self._free.append((storage, folder))
 
     def _folder(self, message: Message, owner: str) -> tuple[Storage, str]:
         storage, held = message.context.storage, message.context.layout.held
@@ -410,7 +415,7 @@ class _SecondNames:
         return storage, folder
 
     def close(self) -> None:
-        """Remove the folders, with what commands may have left there."""
+        """Remove the folders."""
         for storage, folder in self._free:
             with suppress(OSError):
                 storage.remove_tree(folder)

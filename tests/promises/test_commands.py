@@ -260,6 +260,23 @@ def test_what_a_command_prints_is_passed_on_and_the_end_of_its_stderr_is_kept(
     assert kept.endswith("line 1999\n") and len(kept) == 8192
 
 
+def test_what_a_command_leaves_beside_a_body_is_gone_before_the_next_one(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    names = list[str]()
+    note = f'test ! -e "$1.bak" && dirname "$1" >>{tmp_path}/in'
+    with (
+        Command(["sh", "-c", f'{note} && cp "$1" "$1.bak"', "x", "{}"]) as copies,
+        Command(["sh", "-c", note, "x", "{}"]) as notes,
+    ):
+        for handler in (copies, copies, notes, notes):
+            drop(queue, "report.csv", b"a")
+            assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
+            names = (tmp_path / "in").read_text().split()
+            assert not list(Path(queue.layout.held).glob("*/*"))
+    assert len({*names}) == 3, "a folder is kept where nothing was left"
+    assert not list(Path(queue.layout.held).iterdir())
+
+
 def test_a_child_that_a_command_leaves_behind_does_not_hold_the_worker_up(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"a")
