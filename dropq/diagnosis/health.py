@@ -389,7 +389,7 @@ class _Snapshot:
         try:
             return FilterRest(self._context)
         except Unavailable:
-            return None  # `doctor` names what is not installed
+            return None  # whoever consumes here is told what is not installed
 
     def _jam(self) -> Iterator[Reason]:
         """Yield that a queue is full of messages that nobody may take: it stays so."""
