@@ -99,8 +99,8 @@ class Claims(Settlement):
         folder = layout.target if state == "target" else layout.folder(state)
         claim = Claim(owner, deadline, number, own_name, layout.processing, file.arrival)
         try:
-            due, claim.body = self.context.settling.seen(file, folder)
-            if due:
+            seen = self.context.settling.seen(file, folder)
+            if seen.due:
                 return None
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
             self._storage.rename(f"{folder}/{file.filename}", claim.path)
@@ -110,6 +110,8 @@ class Claims(Settlement):
             return None
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
+        if seen.body is not None:
+            claim.body = self.context.settling.claimed(seen, claim.path)
         return claim
 
     def is_changed(self, claim: Claim) -> bool:

@@ -52,13 +52,14 @@ def is_written_late(found: os.stat_result) -> bool:
 
 
 class Seen(NamedTuple):
-    """What was seen of a message that waits: when it has settled, 0 if it has; the version of its body, if that counts.
+    """What was seen of a message that waits: when it has settled, 0 if it has; its body's version, and its inode.
 
     Of a message whose id is a generated one nobody compares the body: dropq itself wrote it, whole.
     """
 
     due: int
     body: BodyVersion | None
+    inode: int = 0
 
 
 _WHOLE = Seen(0, None)
@@ -163,7 +164,20 @@ class Settling:
             return _WHOLE
         found = self.status(f"{folder}/{file.filename}")
         due = self.due(file, found) if folder == self._folder else 0
-        return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns))
+        return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns), found.st_ino)
+
+    def claimed(self, seen: Seen, path: str) -> BodyVersion | None:
+        """Return the version of a claimed body, as it was before the claim.
+
+        RACE: another file may have come under the name since, and was claimed: of that it is the present version.
+        """
+        if seen.body is None:
+            return None
+        try:
+            found = self.status(path)
+        except OSError:
+            return seen.body  # its ack meets that, too
+        return seen.body if found.st_ino == seen.inode else BodyVersion(found.st_size, found.st_mtime_ns)
 
     def settles_at(self, file: MessageFile) -> int:
         """Return when a file in target/ has settled, in ms since 1970; 0 if it has. Nobody is to take it before."""

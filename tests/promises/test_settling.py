@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, Make, Run, base, make_queue, names_in, reopened, take, timed, where
+from helpers import FRESH, Clock, Make, Run, base, drop, make_queue, names_in, reopened, take, timed, where
 from workers import counted, reason_in
 
 from dropq import Message, Queue, Root, work
@@ -23,6 +23,7 @@ from dropq.format.claims import split_receipt
 from dropq.lifecycle import settling
 from dropq.lifecycle.timing import Timing
 from dropq.queue.stream_journal import Journal
+from dropq.storage.files import Storage
 
 #: Consumers look at each file each time, and files settle as they do by default.
 REAL = replace(FRESH, written_in_place=Timing().written_in_place)
@@ -322,6 +323,29 @@ def test_what_has_come_back_is_compared_anew(queue: Queue, clock: Clock) -> None
     message.nack()
     take(queue).ack()
     assert where(queue) == {"processed": [b"1\n2\n"]}
+
+
+def test_a_second_file_of_the_name_that_is_claimed_instead_was_not_written_to(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(queue, "report.csv", b"first")
+    rename = Storage.rename
+
+    taken = list[Message]()
+
+    def renamed_late(storage: Storage, source: str, destination: str) -> None:
+        if source.endswith("/target/report.csv") and not taken:
+            monkeypatch.setattr(Storage, "rename", rename)
+            taken.append(take(reopened(queue)))  # another consumer is quicker
+            drop(queue, "report.csv", b"second")
+        rename(storage, source, destination)
+
+    monkeypatch.setattr(Storage, "rename", renamed_late)
+    second = take(queue)
+    assert second.body == b"second"
+    second.ack()
+    taken[0].ack()
+    assert where(queue) == {"processed": [b"first", b"second"]}
 
 
 def test_records_of_a_body_that_was_changed_are_no_more_acknowledged(queue: Queue, clock: Clock) -> None:

@@ -284,6 +284,8 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "Root.create_queue.selector": lambda scene: [[{"name": "on", "to": "other"}]],
     "route.root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
+    "ack.subscribe": lambda scene: [scene.queue._subscribe_to_ack],
+    "own": lambda scene: [scene.subscription],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
     "which": lambda scene: [Selection((state,)) for state in VALUES["state"](scene)],
