@@ -199,7 +199,7 @@ FUNCTIONS: dict[str, Function] = {
     "SUBSTR": _of(_part, as_text, _whole, _whole, least=2),
     "TRIM": _of(str.strip, as_text),
     "TRUE_VALUE": _of(lambda: True),
-    "UNIX_TIMESTAMP": _of(time.time),
+    "UNIX_TIMESTAMP": _of(lambda: time.time()),
     "UPPER": _of(str.upper, as_text),
 }  # fmt: skip
 _AGGREGATES = (
