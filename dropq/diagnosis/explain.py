@@ -249,13 +249,12 @@ class _Snapshot:
     def _is_letters_of(self, origin: str) -> bool:
         """Return whether the dead letters of a queue come here, unless it is missing now."""
         if origin not in self._origins:
-            self._origins[origin] = True
             try:
                 check_origin(self._context, open_queue(self._context.root, origin))
-            except ConfigError:
-                self._origins[origin] = False
-            except DropqError:
-                pass
+                comes_here = True
+            except DropqError as error:
+                comes_here = not isinstance(error, ConfigError)
+            self._origins[origin] = comes_here
         return self._origins[origin]
 
     # -- parts of bundles ------------------------------------------------------------------------------------------

@@ -88,16 +88,17 @@ class QueueContext:
 
         These are the root's read-lock and the queue's, and what says that a subscription or a view is being filled.
         """
-        recovering = (self.layout.recovering,) if self._may_recover else ()
+        recovering = (self.layout.recovering,) if self.is_fed else ()
         return (self.root.layout.read_lock, self.layout.read_lock, *recovering)
 
     @property
     def is_recovering(self) -> bool:
         """Whether it is a new subscription, or a new view, that is being filled with what topics archived."""
-        return self._may_recover and reading.exists(self.layout.recovering)
+        return self.is_fed and reading.exists(self.layout.recovering)
 
     @property
-    def _may_recover(self) -> bool:
+    def is_fed(self) -> bool:
+        """Whether it is a subscription or a view, and so gets what is published."""
         return self.layout.is_subscription or self.config.underlying_topic is not None
 
     @property

@@ -167,12 +167,10 @@ class Settling:
         return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns), found.st_ino)
 
     def claimed(self, seen: Seen, path: str) -> BodyVersion | None:
-        """Return the version of a claimed body, as it was before the claim.
+        """Return the version of a claimed body, as it was before the claim, of a file whose body counts.
 
-        RACE: another file may have come under the name since, and was claimed: of that it is the present version.
+        RACE: a second file may have taken the name since, and was claimed: then it is the version of that one, now.
         """
-        if seen.body is None:
-            return None
         try:
             found = self.status(path)
         except OSError:

@@ -11,15 +11,15 @@ from dropq.errors import ConfigError, Unavailable
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.policies.matching import belonging, deciding, matcher
+from dropq.policies.matching import REMEMBERED, belonging, deciding, matcher
 from dropq.storage import reading
 
 #: The reason of what was put aside.
 FILTERED = "filtered"
-#: Seconds after which a message is looked at again that could not be read, or was too long, when it was due.
-AGAIN = 60.0
-#: How many such messages are remembered.
-REMEMBERED = 10_000
+#: Milliseconds after which a message is looked at again that could not be read, or was too long, when it was due.
+AGAIN = 60_000
+#: Seconds for which it is known when the configuration was changed, where nothing is put aside.
+CONFIG_AGE = 1.0
 
 
 class FilterRest:
@@ -39,11 +39,14 @@ class FilterRest:
         self._context = context
         self._patience = round(config.unroutable_after * 1000)
         self.matches = belonging(context)
-        asked = self.matches is not None and config.filter_rest == "error"
-        self.is_idle = asked and (context.layout.is_subscription or config.underlying_topic is not None)
-        self.is_put_aside = asked and not self.is_idle
-        self._again: dict[tuple[str, int], float] = {}
+        self.is_put_aside = _is_put_aside(context)
+        self.is_idle = config.filter is not None and config.filter_rest == "error" and not self.is_put_aside
         self._decide = deciding(config.filter or "", context, "target", context) if self.is_put_aside else None
+        #: When a message is looked at again, in ms since 1970; another file may come under a foreign name.
+        self._again: dict[tuple[str, int], int] = {}
+        self._changed = 0
+        self._is_same = False
+        self._read_until = 0.0
 
     def decide(self, file: MessageFile) -> Decision:
         """Return whether a waiting message matches; if not, and it is put aside, `until` says from when on.
@@ -56,39 +59,56 @@ class FilterRest:
         text = "it does not match the queue's filter: no consumer gets it"
         if self._decide is None:
             return Decision(False, "filter", text)
-        layout, root = self._context.layout, self._context.root.layout
-        linked = map(os.path.realpath, (layout.config_file, root.config_file))
-        files = f"{layout.target}/{file.filename}", layout.config_file, root.config_file, *linked
-        due = max(reading.changed_ms(path, gone=0) for path in files) + self._patience
+        if time.monotonic() >= self._read_until:
+            self._read_configuration()
+        due = max(self._came(file), self._changed) + self._patience
         if due <= self._context.clock.now_ms() and self._decide(file) is not False:
             return Decision(False, "filter", f"{text}; it stays, as its body cannot be read, or is too long or deep")
         return Decision(False, "filter", f"{text}, and the first that meets it then puts it aside in error/", until=due)
 
     def is_due(self, file: MessageFile) -> bool:
-        """Return whether a consumer is to put a message aside; the configuration is read once more before."""
-        key = file.filename, file.arrival  # another file may come under a foreign name
-        if self._again.get(key, 0.0) > time.monotonic():
+        """Return whether a consumer is to put a message aside now; the configuration is read once more before.
+
+        One look at a message that is not due yet tells when the next one is worth it.
+        """
+        key, now = (file.filename, file.arrival), self._context.clock.now_ms()
+        if self._again.get(key, 0) > now:
             return False
         until = self.decide(file).until
-        if not until:
+        if not 0 < until <= now:
             if len(self._again) >= REMEMBERED:
                 self._again.clear()
-            self._again[key] = time.monotonic() + AGAIN
-        if not 0 < until <= self._context.clock.now_ms():
+            self._again[key] = until or now + AGAIN
             return False
+        self._read_configuration()
+        # RACE: a second file may have taken the name since.
+        return self._is_same and max(self._came(file), self._changed) + self._patience <= now
+
+    def _came(self, file: MessageFile) -> int:
+        return reading.changed_ms(f"{self._context.layout.target}/{file.filename}", gone=0)
+
+    def _read_configuration(self) -> None:
+        """Look when the configuration was changed, and whether it says what it said when the queue was opened."""
         layout, root = self._context.layout, self._context.root.layout
+        files = layout.config_file, root.config_file
+        self._changed = max(reading.changed_ms(path, gone=0) for path in (*files, *map(os.path.realpath, files)))
         try:
-            now = load_queue(self._context.name, load_root(root.config_file), root.config_file, layout)
+            said = load_queue(self._context.name, load_root(root.config_file), root.config_file, layout)
+            self._is_same = said == self._context.config
         except ConfigError:  # somebody is about to change it
-            return False
-        return now == self._context.config
+            self._is_same = False
+        self._read_until = time.monotonic() + CONFIG_AGE
 
 
 def found_aside(context: QueueContext, file: MessageFile) -> Mapping[str, object] | None:
     """Return the reason of a message that lies in error/ without one; None if its queue's filter matches it."""
     try:
-        if context.config.filter is None or matcher(context, context.config.filter, "error")(file):
+        if not _is_put_aside(context) or matcher(context, context.config.filter or "", "error")(file):
             return None
     except Unavailable:
         return None  # this host lacks what the filter needs
     return {"reason": FILTERED, "detail": f"it does not match filter = {context.config.filter!r}"}
+
+
+def _is_put_aside(context: QueueContext) -> bool:
+    return context.config.filter is not None and context.config.filter_rest == "error" and not context.is_fed
