@@ -18,7 +18,7 @@ from .shell import UsageError
 LEASE = 60.0
 
 if TYPE_CHECKING:
-    from dropq import Queue
+    from dropq import Queue, Typed
 
     State = str
 else:  # typer takes the choices from here
@@ -119,14 +119,19 @@ class Headers(TypedDict):
     id: Annotated[str | None, typer.Option("--id", metavar="ID", help="The message's id, instead of a generated id.")]
 
 
-def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that gives a command with `**headers` the options of `Headers`; `helps` replaces helps."""
+def with_headers(*only: str, **helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that gives a command with `**headers` options of `Headers`, all or `only` some.
+
+    `helps` replaces helps.
+    """
 
     def with_options(command: Callable[P, R]) -> Callable[P, R]:
         own = signature(command, eval_str=True)
         params = [param for param in own.parameters.values() if param.kind is not Parameter.VAR_KEYWORD]
         behind = sum(param.kind is not Parameter.KEYWORD_ONLY for param in params)
         for name, hint in get_type_hints(Headers, include_extras=True).items():
+            if only and name not in only:
+                continue
             option = copy(hint.__metadata__[0])
             option.help = helps.get(name, option.help)
             default, kind = 4 if name == "priority" else None, Parameter.KEYWORD_ONLY
@@ -141,11 +146,15 @@ def with_headers(**helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def fields_of(headers: Headers) -> dict[str, Any]:
     """Return the arguments of `Queue.send` that the options say; UsageError for a property that cannot be read."""
+    fields = {name: value for name, value in headers.items() if name != "id"}
+    return {**fields, "message_id": headers["id"], "properties": properties_of(headers["properties"])}
+
+
+def properties_of(given: list[str] | None) -> dict[str, Typed]:
+    """Return the properties that options say; UsageError for one that cannot be read."""
     from dropq.format.typed import read_property
 
     try:
-        properties = dict(map(read_property, headers["properties"] or ()))
+        return dict(map(read_property, given or ()))
     except ValueError as error:
         raise UsageError(f"-p {error}; nothing was sent") from error
-    fields = {name: value for name, value in headers.items() if name != "id"}
-    return {**fields, "message_id": headers["id"], "properties": properties}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from math import inf
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
@@ -16,13 +16,15 @@ from dropq.format.layout import UNSETTLED
 
 from . import output
 from .look import explain_filter
-from .options import Filter, Json, QueueName, duration, lease_of, lease_period
+from .options import Filter, Headers, Json, QueueName, duration, lease_of, lease_period, properties_of, with_headers
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
 from .work_reporter import WorkReporter
 
 if TYPE_CHECKING:
-    from dropq import Queue
+    from dropq import Out, Queue, Stop
+    from dropq.queue.outputs import Destinations
+    from dropq.worker.command import Runner
     from dropq.worker.loop import WorkReport
 
 #: Seconds between two counts of `wait`: the first pause, and the longest, to which it doubles.
@@ -30,6 +32,7 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
+@with_headers("properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type.")
 def work(
     ctx: typer.Context,
     line: Annotated[
@@ -64,9 +67,16 @@ def work(
     records: Annotated[
         bool, typer.Option("--records", help="Run CMD for a message's records; it reports those that failed.")
     ] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="QUEUE", help="Send what CMD writes to QUEUE, with the ack.", show_default=False),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message.")] = False,
+    send_empty: Annotated[bool, typer.Option("--send-empty", help="Send an empty output, or line, too.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Report errors only.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Report each message, as on a terminal.")] = False,
     json: Json = False,
+    **headers: Unpack[Headers],
 ) -> int:
     """Run a command for each message: its body on stdin, {} its path.
 
@@ -83,8 +93,12 @@ def work(
     With --each, all of this is true of each record, and DROPQ_RECORD is its number. With --records, CMD writes a line
     for each record that failed into the file DROPQ_FAILED: its number among those that CMD read, or the number, a tab
     and a reason. If CMD exits with 0, the others are acknowledged.
+
+    With --to, what CMD writes to its stdout is sent to QUEUE by the rename that acknowledges the message: once CMD and
+    all its children have ended, and CMD with 0. It has the message's priority, properties and correlation id, else its
+    id. Nothing is taken while QUEUE is full.
     """
-    from dropq.worker.command import Command
+    from dropq.worker.command import Command, SendingCommand
     from dropq.worker.loop import Stop, stop_on_signals
     from dropq.worker.record_commands import BundleCommand, RecordCommand
     from dropq.worker.run import By, run
@@ -97,6 +111,12 @@ def work(
         raise UsageError(
             "give --each for a run of CMD for each record, or --records for a run for all of them, not both"
         )
+    outs = _outs(to or [], headers)
+    for option, is_given in (("--lines", lines), ("--send-empty", send_empty)):
+        if is_given and not outs:
+            raise UsageError(f"{option} needs --to QUEUE")
+    if outs and (each or records):
+        raise UsageError("--to sends with the ack of a message: leave out --each and --records")
     shell = Shell(ctx, json)
     queues = [shell.queue(name) for name in names]
     for queue in queues if not quiet else ():
@@ -106,10 +126,15 @@ def work(
         kind: type[Command | RecordCommand | BundleCommand] = (
             RecordCommand if each else BundleCommand if records else Command
         )
-        handler = kind(command, timeout=timeout)
+        handler: Runner = (
+            SendingCommand(command, outs, timeout=timeout, lines=lines, sends_empty=send_empty)
+            if outs
+            else kind(command, timeout=timeout)
+        )
         stack.enter_context(handler)
         by: By = "record" if each else "bundle" if records else "message"
         stop = stack.enter_context(stop_on_signals(Stop()))
+        destinations = {queue.name: _destinations(queue, outs, stop, client_id) for queue in queues if outs}
         subscriptions = [
             stack.enter_context(
                 queue.subscribe(
@@ -126,7 +151,17 @@ def work(
             WorkReporter(shell, queues, quiet=quiet, verbose=verbose, until_empty=until_empty)
         )
         sources = Sources(subscriptions, fair=fair, poll=poll)
-        report = run(sources, handler, stop, concurrency=jobs, until_empty=until_empty, by=by, reporter=reporter)
+        report = run(
+            sources,
+            handler,  # type: ignore[arg-type]  # each kind is called with what its worker has
+            stop,
+            concurrency=jobs,
+            until_empty=until_empty,
+            by=by,
+            reporter=reporter,
+            destinations=destinations,
+            client_id=client_id,
+        )
     if shell.json:
         shell.line(asdict(report), ())
     reporter.sum_up()
@@ -140,6 +175,28 @@ def work(
         output.note(f"error: {report.halted}")
         return UNAVAILABLE
     return NEGATIVE if until_empty and report.failed + report.rejected else OK
+
+
+def _outs(to: list[str], headers: Headers) -> list[Out]:
+    """Return what goes to each queue, without its body."""
+    fields: dict[str, Any] = {"type": headers["type"], "properties": properties_of(headers["properties"])}
+    if not to and any(fields.values()):
+        raise UsageError("-p and --type are of what is sent: give --to QUEUE, too")
+    from dropq.queue.outputs import Out
+
+    return [Out(output.unescape(name), b"", **fields) for name in to]
+
+
+def _destinations(queue: Queue, outs: list[Out], stop: Stop, client_id: str | None) -> Destinations:
+    """Return where messages go that are made of a queue's; refuse what could not be sent, before the work."""
+    from dropq.queue.outputs import Destinations
+
+    found = Destinations(queue.context, queue.root.queue, given_up=lambda: stop.asked, client_id=client_id or "")
+    found.refuse()
+    for out in outs:
+        found.sender(out.to)._address(b"", **out.fields)
+        found.try_rename(out.to)
+    return found
 
 
 def _parted(line: list[str]) -> tuple[list[str], list[str]]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dropq.queue.browsing import StateStats
     from dropq.queue.bundling import RecordWriter
     from dropq.queue.message import Duration, Message, Record
+    from dropq.queue.outputs import Out
     from dropq.queue.sender import Sent
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
@@ -66,6 +67,7 @@ __all__ = [
     "NoSuchMessage",
     "NoSuchQueue",
     "Node",
+    "Out",
     "Outcome",
     "Queue",
     "QueueExists",
@@ -106,6 +108,7 @@ _HOMES = {
     "Left": "worker.loop",
     "Message": "queue.message",
     "Node": "diagnosis.graph_parts",
+    "Out": "queue.outputs",
     "Outcome": "upkeep.bulk",
     "Queue": "api",
     "Reason": "diagnosis.health",

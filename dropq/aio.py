@@ -34,6 +34,7 @@ import dropq.queue.subscription
 from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import STATES
+from dropq.queue.outputs import Out
 from dropq.queue.sender import Sent
 from dropq.queue.waiting import Ending
 from dropq.storage.liveness import FORKS
@@ -741,9 +742,9 @@ class Message:
         """Send an answer, as `dropq.Message.reply` does; cancelled as `Queue.send` is."""
         return await self.queue._run(partial(self.message.reply, body, **fields), self.queue._replies)
 
-    async def ack(self) -> None:
-        """Acknowledge it: it moves to processed/, or is removed if the queue keeps no history."""
-        await self.queue._run(self.message.ack)
+    async def ack(self, *, send: Out | Iterable[Out] = ()) -> None:
+        """Acknowledge it, and send what was made of it, as `dropq.Message.ack` does."""
+        await self.queue._run(partial(self.message.ack, send=send))
 
     async def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import EphemeralMarker
     from dropq.queue.bundling import RecordWriter
+    from dropq.queue.outputs import Destinations
     from dropq.queue.subscription import Subscription
     from dropq.queue.waiting import Ending
     from dropq.topics.publishing import Publishing
@@ -316,6 +317,7 @@ class Queue(Sender):
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
         self._requesters: Requesters | None = None
+        self._sends_to: Destinations | None = None
         self._overflowing: dict[str, Queue] = {}
 
     def __repr__(self) -> str:
@@ -394,6 +396,15 @@ class Queue(Sender):
         # To a topic, or to a view, whose topic is missing.
         publishes = self._is_topic or (self._opened is not None and type(self._opened) is not Outlet)
         return missing_queue_sender(self.root.context, self.name, publishes=publishes)
+
+    @property
+    def _destinations(self) -> Destinations:
+        """Where the messages go that are made of its own."""
+        if self._sends_to is None:  # RACE: threads may make two, which are equal
+            from dropq.queue.outputs import Destinations
+
+            self._sends_to = Destinations(self.context, self.root.queue)
+        return self._sends_to
 
     @property
     def layout(self) -> QueueLayout:

@@ -1,8 +1,8 @@
 """The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it.
 
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
-claim lies in it as `whole`, the attempt is committed. A part for a destination is `TOKEN~NAME`; a part that stays in
-the queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
+claim lies in it as `whole`, the attempt is committed. A part for a destination is `TOKEN~NAME`, and `K.draft` while it
+is written; a part that stays in the queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
 
 `.dropq/reassembly/` has a folder `STATE,TOKEN` for each attempt to put parts that lay in STATE together again; `.back`
 behind it says that they go back.
@@ -36,6 +36,7 @@ _PART = re.compile(rf"([0-9a-f]{{16}})~{_OWN_NAME}", re.ASCII | re.DOTALL)
 _OWN_PART = re.compile(rf"(0|[1-9][0-9]{{0,8}}),({'|'.join(PART_STATES)})~{_OWN_NAME}", re.ASCII | re.DOTALL)
 _REASSEMBLY = re.compile(rf"({'|'.join(SETTLED)}),[0-9a-f]{{16}}(?:{re.escape(BACK)})?", re.ASCII)
 _REASON = re.compile(r"(?:0|[1-9][0-9]{0,8})\.reason", re.ASCII)
+_PART_DRAFT = re.compile(r"(?:0|[1-9][0-9]{0,8})\.draft", re.ASCII)
 
 
 class StagedFolder(NamedTuple):
@@ -82,6 +83,11 @@ def part_name(token: str, own_name: str) -> str:
     return f"{token}~{own_name}"
 
 
+def part_draft(number: int) -> str:
+    """Return the name of a part for a destination while it is written; parts are numbered from 0."""
+    return f"{number}.draft"
+
+
 def part_of(file: str) -> tuple[str, str] | None:
     """Return the token of a part's destination, and its file name there; None for the name of no part."""
     found = _PART.fullmatch(file)
@@ -122,5 +128,5 @@ def is_reason(file: str) -> bool:
 
 
 def is_part(file: str) -> bool:
-    """Return whether a file is a part, of either kind."""
-    return part_of(file) is not None or OwnPart.of(file) is not None
+    """Return whether a file is a part, of either kind, or a draft of one."""
+    return part_of(file) is not None or OwnPart.of(file) is not None or _PART_DRAFT.fullmatch(file) is not None

@@ -114,13 +114,13 @@ def is_death(context: QueueContext, claim: Claim) -> bool:
 def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:
     """Return the seconds that a message waits after a delivery; the arguments are as for `after_delivery`."""
     config, tries = context.config, max(name.delivery_count - 1, 0)
-    wait = _growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)
+    wait = growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)
     if not died or context.is_shared:
         return wait
-    return max(wait, _growing(context.timing.after_death, 2.0, name.died - 1, config.redelivery_delay_limit))
+    return max(wait, growing(context.timing.after_death, 2.0, name.died - 1, config.redelivery_delay_limit))
 
 
-def _growing(first: float, factor: float, times: int, limit: float) -> float:
+def growing(first: float, factor: float, times: int, limit: float) -> float:
     """Return a wait that grew so many times, to a limit that does not apply to the first wait."""
     longest = max(first, limit)
     if not first:

@@ -99,8 +99,9 @@ class Moves:
         """Move a message from a folder to the dead-letter queue, else to error/, by `leave(move, ...)`."""
         queue = self._config.dead_letter_queue
         try:
-            destination = self._find_dead_letter_queue(name)
-            path = leave(self._move_to_dead_letter_queue, destination, name, reason)
+            path = leave(
+                self._move_to_dead_letter_queue, queue, self._find_dead_letter_queue(queue, name), name, reason
+            )
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
@@ -129,15 +130,37 @@ class Moves:
         source = f"{self._layout.error}/{file}"
         try:
             inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
-            path = self._move_to_dead_letter_queue(source, self._find_dead_letter_queue(name), name, reason)
+            queue = self._config.dead_letter_queue
+            path = self._move_to_dead_letter_queue(
+                source, queue, self._find_dead_letter_queue(queue, name), name, reason
+            )
         except (OSError, DropqError) as error:
             log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
             return None
         self.context.reasons.drop("error", file, inode)
         return path
 
-    def _find_dead_letter_queue(self, name: Name) -> QueueLayout:
-        queue = self._config.dead_letter_queue
+    def part_to_dead_letters(self, path: str, own_name: str, origin: str) -> None:
+        """Move a part of a committed message to the root's dead-letter queue, as its own queue `origin` is gone.
+
+        Without such a queue, it goes to error/ of this queue, marked as a dead letter of that one.
+        """
+        name, queue = self._sidecars.whole(self._sidecars.parse(own_name)), self.context.root.config.dead_letter_queue
+        name = replace(name, origin=origin, reason=dead_letters.NO_SUCH_QUEUE, not_before=0)
+        try:
+            moved = self._move_to_dead_letter_queue(
+                path, queue, self._find_dead_letter_queue(queue, name), name, dead_letters.NO_SUCH_QUEUE
+            )
+            sync_settled(self.context, os.path.dirname(moved))
+            log.warning("queue %s is gone: message %s for it is a dead letter in %s", origin, name.id, queue)
+        except (NoSuchQueue, StorageError, OSError) as error:
+            if not reading.exists(path):
+                return  # RACE: another roll-forward was first
+            detail = f"it was made of a message of this queue, and its queue {origin} is gone; {_refusal(queue, error)}"
+            set_part_aside(self.context, path, name, dead_letters.NO_SUCH_QUEUE, {"detail": detail, "receiver": origin})
+            log.warning("queue %s is gone: message %s for it is in error/ of %s", origin, name.id, self.context.name)
+
+    def _find_dead_letter_queue(self, queue: str | None, name: Name) -> QueueLayout:
         if why := dead_letters.why_no_more(name):
             raise NoSuchQueue(why)
         if queue is None:
@@ -149,7 +172,9 @@ class Moves:
             raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
         return destination
 
-    def _move_to_dead_letter_queue(self, source: str, destination: QueueLayout, name: Name, reason: str) -> str:
+    def _move_to_dead_letter_queue(
+        self, source: str, queue: str | None, destination: QueueLayout, name: Name, reason: str
+    ) -> str:
         """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
         origin = self._sidecars.whole(name).origin if name.reason else ""  # it may be in the sidecar
         name = dead_letters.letter(name, origin or self.context.name, reason, self.context.clock.now_ms())
@@ -162,9 +187,7 @@ class Moves:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-        row = self._row_to(
-            transfers.RowDestination(self.context.root.layout, self._config.dead_letter_queue or "", destination)
-        )
+        row = self._row_to(transfers.RowDestination(self.context.root.layout, queue or "", destination))
         return self._move_to_row(source, row.given, name)
 
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
@@ -499,9 +522,9 @@ def move_with_reason(
     raise AssertionError("unreachable: the last name tried is unique")
 
 
-def set_part_aside(context: QueueContext, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
+def set_part_aside(context: QueueContext, path: str, name: Name, reason: str, details: Mapping[str, object]) -> None:
     """Move a part of a committed message, which cannot reach its destination any more, to error/ with a reason."""
-    name = naming.marked(context.sidecars.parse(own_name))
+    name = naming.marked(name)
     with suppress(FileNotFoundError):  # RACE: another roll-forward was first
         move_with_reason(context, path, "error", name, reason, details)
         sync_settled(context, context.layout.error)
@@ -609,7 +632,7 @@ def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, ob
     return {"owner": claim.owner, "delivery": claim.number, **arrived, **(details or {})}
 
 
-def _refusal(queue: str | None, error: DropqError) -> str:
+def _refusal(queue: str | None, error: DropqError | OSError) -> str:
     """Return why a message cannot go to a dead-letter queue."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or not isinstance(cause, OSError):

@@ -25,6 +25,9 @@ class Outlet:
     def close(self) -> None:
         """Close open files and locks."""
 
+    def distribute(self) -> None:
+        """Distribute what waits in a topic, until a message blocks it; do nothing for any other queue."""
+
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
         """Write a body into working/, under the name that the message will have; `synced` as for `write_new`."""
         try:

@@ -92,8 +92,24 @@ class Circles:
             start: the waypoint.
             to: only by a selector there that sends to this address; None by any way.
         """
-        ahead = [[start, each] for each in (self._next(start) if to is None else self._sent(start.root, to))]
-        home, seen = start.key, set[str]()
+        firsts = self._next(start) if to is None else self._sent(start.root, to)
+        return self._way([[start, each] for each in firsts], start)
+
+    def by_topic(self, start: Waypoint, end: Waypoint) -> list[str]:
+        """Return the addresses on a way from a topic, where messages at a waypoint may come to, to an end; or none."""
+        ahead, seen = [start], set[str]()
+        while ahead:
+            here = ahead.pop()
+            if here.layout.is_topic and (way := self._way([[here]], end)):
+                return way
+            if here.key not in seen:
+                seen.add(here.key)
+                ahead += self._next(here)
+        return []
+
+    def _way(self, ahead: list[list[Waypoint]], end: Waypoint) -> list[str]:
+        """Return the addresses on a way that begins as one of some ways, and leads to an end."""
+        home, seen = end.key, set[str]()
         while ahead:
             way = ahead.pop()
             here = way[-1].key

@@ -102,6 +102,14 @@ class SendLimits:
         found = {"write-lock": self._write_lock.why_not(), "full": "" if self._limit is None else self._limit.why_not()}
         return {limit: why for limit, why in found.items() if why}
 
+    def what_keeps(self) -> str:
+        """Return why a message that comes now waits or is refused; "" if it is admitted, discarded or sent elsewhere.
+
+        What is admitted counts as sent, until the next count.
+        """
+        own = self._write_lock.why_not() or ("" if self._limit is None else self._limit.what_keeps())
+        return own or ("" if self._then is None else self._then.what_keeps())
+
     def has_room(self) -> bool:
         """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
         own = not self._write_lock.why_not() and (self._limit is None or self._limit.has_room())
@@ -235,6 +243,12 @@ class Limit:
             return f"sends are refused, as selector {one.name} sends to {one.to}, which is missing"
         return f"selector {one.name} takes what is sent to {one.to}"
 
+    def what_keeps(self) -> str:
+        """Do what `SendLimits.what_keeps` does, for this limit alone."""
+        if self._overflow == "discard" or self.has_room() or self._overflow_selector() is not None:
+            return ""
+        return f"{self._full}: {OVERFLOW[self._overflow]}"
+
     def _overflow_selector(self) -> Selector | None:
         """Return what `overflow_of` does; most queues have no selectors, and need no more than this check."""
         with self._context.error_context("the message was not sent"):
@@ -258,7 +272,7 @@ class Limit:
         while not (entering := self._enter(count, whole)):
             if not self.waits:
                 raise MustWait(why)
-            wait = wait or _Wait(self._context.layout.processed, why, timing)
+            wait = wait or Wait(self._context.layout.processed, why, timing)
             wait.pause(timing.max_age)
             self._overflow_now(self._full)
         return entering
@@ -310,7 +324,7 @@ class WriteLock:
             why = f"{self._path} makes senders wait: remove it to let them go on"
             if not self.waits:
                 raise MustWait(why)
-            wait = wait or _Wait(self._context.layout.processing, why, timing)
+            wait = wait or Wait(self._context.layout.processing, why, timing)
             wait.pause(min(left, timing.max_age))
         return count
 
@@ -374,7 +388,7 @@ def _number(path: str, properties: Mapping[str, str], key: str, *, default: int,
     return default
 
 
-class _Wait:
+class Wait:
     """A sender's wait, in pauses; it logs now and then why the sender waits."""
 
     def __init__(self, folder: str, why: str, timing: Timing) -> None:

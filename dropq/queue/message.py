@@ -39,6 +39,7 @@ from dropq.storage.failures import error_context, storage_error
 if TYPE_CHECKING:
     from dropq.api import Queue
     from dropq.format.staged import OwnPart
+    from dropq.queue.outputs import Out
     from dropq.queue.sender import Sent
     from dropq.records.record_cursor import RecordCursor
 
@@ -101,14 +102,32 @@ class Message(MessageView):
 
     # -- what becomes of it ----------------------------------------------------------------------------------
 
-    def ack(self) -> None:
+    def ack(self, *, send: Out | Iterable[Out] = ()) -> None:
         """Acknowledge it: it moves to processed/, or is removed if the queue keeps no history.
+
+        Args:
+            send: messages that were made of it, for any queues and topics of the root. They are sent by the commit that
+                acknowledges it: all of them, or none, whoever dies when. If a queue makes senders wait, this waits, and
+                renews the lease. What a full queue discards is not sent, with a warning.
 
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
             StorageError: the file system refused; the text says what became of the message.
+            QueueFull, NoSuchQueue: a queue of `send` takes nothing; nothing was sent, and the message is still held.
+            ConfigError: its queue delivers at most once or has barriers, or a queue of `send` lies where no rename
+                leads; the same.
+            ValueError: `send` has a value that no name can hold, or over 10,000 messages; or the message is shared with
+                others, or records of it were settled otherwise; the same.
         """
-        self._settle((self._records or self._settlement).archive)
+        if send == ():
+            self._settle((self._records or self._settlement).archive)
+            return
+        from dropq.queue.outputs import Out, Outputs
+
+        with Outputs(self, self.queue._destinations) as outputs:
+            outputs.add_all([send] if isinstance(send, Out) else send)
+            self._settle(outputs.archive)
+        outputs.distribute()
 
     def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.
@@ -193,11 +212,6 @@ class Message(MessageView):
 
     # -- private ---------------------------------------------------------------------------------------------
 
-    def _claimed(self) -> Claim:
-        if self._claim is None:
-            raise LeaseLost(f"message {self.id} of queue {self.context.name} is not held (state: {self._state})")
-        return self._claim
-
     def _give_back(self, **how: Unpack[HowReturned]) -> None:
         self._settle(partial((self._records or self._settlement).give_back, **how))
 
@@ -270,8 +284,10 @@ class SettledMessage(Message):
         """Where its file lies now."""
         return self._kept or super().path
 
-    def ack(self) -> None:
-        """Remove what was kept of it; it was acknowledged before it was delivered."""
+    def ack(self, *, send: Out | Iterable[Out] = ()) -> None:
+        """Remove what was kept of it; it was acknowledged before it was delivered, so nothing can go out with this."""
+        if send != ():
+            self.queue._destinations.refuse()
         if self._kept is not None:
             with error_context("the message is settled, and what it held is removed by a sweep"):
                 drop_private(self.context, self._kept)

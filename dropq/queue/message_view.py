@@ -69,6 +69,11 @@ class MessageView:
     def __repr__(self) -> str:
         return f"<Message {self.id!r} of queue {self.context.name!r} in {self._state}>"
 
+    def _claimed(self) -> Claim:
+        if self._claim is None:
+            raise LeaseLost(f"message {self.id} of queue {self.context.name} is not held (state: {self._state})")
+        return self._claim
+
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property

@@ -504,12 +504,16 @@ class Sender:
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
         """Do what `SendLimits.admit` does; nothing of a message may have been written yet."""
-        limits = self._limits
-        if limits is None or not limits.is_ours:
-            limits = self._limits = self._limits_of_sends()
+        limits = self._send_limits()
         admitted = limits.admit(count, whole=whole)
         self._asks_at = limits.asks_at
         return admitted
+
+    def _send_limits(self) -> SendLimits:
+        limits = self._limits
+        if limits is None or not limits.is_ours:
+            limits = self._limits = self._limits_of_sends()
+        return limits
 
     def _stop_waiting(self) -> None:
         """Raise MustWait from now on if the queue makes senders wait; a signal handler may call this."""

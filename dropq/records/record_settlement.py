@@ -65,6 +65,7 @@ class RecordSettlement(Settlement):
         lease: seconds for which its lease is renewed while parts are written; None without a lease.
 
     Attributes:
+        claims: settle the message as a whole.
         parts: the parts that it was settled as; empty if it is not settled, or one rename settled it.
     """
 
@@ -72,7 +73,7 @@ class RecordSettlement(Settlement):
         self.context = claims.context
         self.parts: list[OwnPart] = []
         self.cursor = cursor
-        self._claims = claims
+        self.claims = claims
         self._lease = lease
         self._bundle_mark = names.random_hex(names.BUNDLE_MARK)
 
@@ -94,9 +95,9 @@ class RecordSettlement(Settlement):
         """Acknowledge what is not settled otherwise."""
         with self._frozen(claim):
             if self._is_changed(claim):
-                return self._claims.set_changed_aside(claim)
+                return self.claims.set_changed_aside(claim)
             if not self.cursor.others:
-                return self._claims.archive(claim, later=later)
+                return self.claims.archive(claim, later=later)
             if (only := self._only_record()) is not None:
                 return self._settle_whole(claim, only.fate)
             return self._commit(claim, None)
@@ -105,13 +106,13 @@ class RecordSettlement(Settlement):
         """Return what is left to target/, or to delayed/."""
         with self._frozen(claim):
             if not self.cursor.is_settled:
-                return self._claims.give_back(claim, **how)
+                return self.claims.give_back(claim, **how)
             return self._commit(claim, returned(self.context, claim, **how))
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
         with self._frozen(claim):
-            return self.checkpoint(claim) if self.cursor.is_settled else self._claims.release(claim, counted=counted)
+            return self.checkpoint(claim) if self.cursor.is_settled else self.claims.release(claim, counted=counted)
 
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
@@ -124,13 +125,13 @@ class RecordSettlement(Settlement):
         """Move what is left to error/, to expired/, or to the dead-letter queue."""
         with self._frozen(claim):
             if not self.cursor.is_settled:
-                return self._claims.set_aside(claim, state, reason, details, cancel=cancel)
+                return self.claims.set_aside(claim, state, reason, details, cancel=cancel)
             name = naming.counted(self.context, claim, cancel=cancel)
             return self._commit(claim, Goes(name, state, reason, details or {}))
 
     def extend(self, claim: Claim, deadline: int) -> Claim:
         """Give the message's claim a new deadline."""
-        return self._claims.extend(claim, deadline)
+        return self.claims.extend(claim, deadline)
 
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
         """Cut a bundle in two, as a holder died over it, and no record was settled: each half waits for its first try.
@@ -140,7 +141,7 @@ class RecordSettlement(Settlement):
         number, begin = at
         with self._frozen(claim):
             if self._is_changed(claim):
-                return self._claims.set_changed_aside(claim)
+                return self.claims.set_changed_aside(claim)
             name = naming.counted(self.context, claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
             name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
@@ -161,8 +162,8 @@ class RecordSettlement(Settlement):
     def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
         """Settle a one-record message by one rename."""
         if fate.verb == "reject":
-            return self._claims.set_aside(claim, "error", "rejected", fate.said)
-        return self._claims.give_back(claim, **_how(fate))
+            return self.claims.set_aside(claim, "error", "rejected", fate.said)
+        return self.claims.give_back(claim, **_how(fate))
 
     def _goes(self, name: Name, fate: Fate) -> Goes:
         """Return where the message of this name goes that a record becomes."""
@@ -178,7 +179,7 @@ class RecordSettlement(Settlement):
         if rest is not None and cursor.left() is None:
             return self.archive(claim)
         if self._is_changed(claim):
-            return self._claims.set_changed_aside(claim)
+            return self.claims.set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(cursor.others.items())]
         if rest is None:
             return self._settle_as(claim, parts)
@@ -198,7 +199,7 @@ class RecordSettlement(Settlement):
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""
-        return self.cursor.is_changed(claim.path) or self._claims.is_changed(claim)
+        return self.cursor.is_changed(claim.path) or self.claims.is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""
@@ -256,7 +257,7 @@ class RecordSettlement(Settlement):
             settle(self.context, claim, parts, write, own_name, "processed" if heir is None else "unlink")
         except Unavailable:
             if self._is_changed(claim):
-                return self._claims.set_changed_aside(claim)
+                return self.claims.set_changed_aside(claim)
             raise
         self.parts = self._sent_on(parts, wanted)
         if heir is None:
@@ -324,7 +325,7 @@ class RecordSettlement(Settlement):
     def _renew(self, claim: Claim) -> None:
         """Renew the lease, so that it lasts while a step is written."""
         if claim.deadline and self._lease:
-            self._claims.extend(claim, max(claim.deadline, lease_end(self.context.clock, self._lease)))
+            self.claims.extend(claim, max(claim.deadline, lease_end(self.context.clock, self._lease)))
 
 
 def _how(fate: Fate) -> HowReturned:

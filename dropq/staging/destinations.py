@@ -121,6 +121,11 @@ class DestinationFolder:
             os.close(folder)
 
     @property
+    def path(self) -> str:
+        """The folder that its target/ lies in."""
+        return self._path
+
+    @property
     def is_open(self) -> bool:
         """Whether its folder is kept open."""
         return self._folder is not None

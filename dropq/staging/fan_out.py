@@ -1,11 +1,11 @@
 """Many files, one commit: a claimed message is staged as parts, committed by one rename, and rolled forward.
 
-A part is a copy for a destination, or it stays in the queue: a record of a bundle, or what is left of one. A holder
-stages the parts in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a holder that
-lost the claim cannot. From then on any process may move each part. `whole` is archived, or unlinked, last, once a
-listing showed no part. A sweep drops a folder that its holder will not commit: it makes a fence there, a folder of the
-name `whole`. If a commit and a fence meet, the first to have the name wins. No staged folder is ever renamed, or
-removed with anything in it.
+A part is a copy for a destination, or a message that its holder made of it, or it stays in the queue: a record of a
+bundle, or what is left of one. A holder stages the parts in a new folder of `.dropq/staged/`, and commits by renaming
+its claim to `whole` in it: a holder that lost the claim cannot. From then on any process may move each part. `whole` is
+archived, or unlinked, last, once a listing showed no part. A sweep drops a folder that its holder will not commit: it
+makes a fence there, a folder of the name `whole`. If a commit and a fence meet, the first to have the name wins. No
+staged folder is ever renamed, or removed with anything in it.
 
     a crash               leaves                                and the next sweep
     before the commit     the claim, and a folder with parts    returns the claim; then it drops the folder's parts
@@ -20,16 +20,16 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from dropq.errors import DropqError, LeaseLost, Unavailable
+from dropq.errors import ConfigError, DropqError, LeaseLost, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, Location
-from dropq.format.layout import STATES, WITH_REASON, QueueLayout
+from dropq.format.layout import GONE_PREFIX, STATES, WITH_REASON, QueueLayout
 from dropq.format.staged import (
     PART_STATES,
     WHOLE,
@@ -39,15 +39,17 @@ from dropq.format.staged import (
     folder_name,
     is_part,
     is_reason,
+    part_draft,
     part_name,
     part_of,
 )
 from dropq.lifecycle import ages, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.moving import end_part, end_whole, set_part_aside
+from dropq.lifecycle.moving import Moves, end_part, end_whole, set_part_aside
 from dropq.lifecycle.processing import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.settlement import Claims
+from dropq.policies.circles import waypoint_at
 from dropq.staging.destinations import (
     DestinationFolder,
     identity_of,
@@ -70,7 +72,7 @@ log = logging.getLogger("dropq")
 UNSTAGED = "the message waits as before, and no receiver has it"
 #: Why a message is in error/ if this user cannot copy it.
 UNREADABLE = "this user may not read its body, so no copy can be made: give it the right to, and requeue the message"
-#: What an error says of a bundle that could not be settled.
+#: What an error says of a message of which others were made that could not be sent, or of a bundle.
 UNSETTLED = "nothing was settled, and the message is still held"
 #: What an error says of a message that is committed, and whose parts could not be moved.
 COMMITTED = "the message is committed: its parts arrive with the next sweep"
@@ -97,6 +99,15 @@ class StagedCopies(NamedTuple):
     own_name: str
     end: str
     came_from: str
+
+
+class Outputs(NamedTuple):
+    """What this process has staged to send with an ack: where each part goes; attributes as of `StagedCopies`."""
+
+    parts: Mapping[str, DestinationFolder]
+    own_name: str
+    came_from: str
+    end: str = "processed"
 
 
 class OwnParts(NamedTuple):
@@ -163,6 +174,104 @@ def fan_out(
         os.close(at)
 
 
+def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
+    """Make the folder for messages that are made of a claimed one; return its path. `own_name`: as of `send`."""
+    with context.error_context(UNSETTLED):
+        return _new_folder(context, claim, "processed", own_name)
+
+
+def new_draft(context: QueueContext, folder: str, number: int, destination: QueueContext) -> int:
+    """Make the draft of a part in working/ of its destination, and move it to a staged folder; return its descriptor.
+
+    So it has the owner, group and mode of a message that is sent there.
+
+    Raises:
+        LeaseLost: a sweep took its holder for dead, and dropped the folder.
+        ConfigError: the destination lies where no rename leads to.
+        DropqError: this user may not send there, or the file system refused.
+    """
+    working, storage = destination.layout.working, destination.storage
+    path = f"{working}/{names.plain_name(destination.root.ids.next(), 4, 'B')}"
+    with destination.error_context(UNSETTLED):
+        fd = storage.create(path)
+    try:
+        context.storage.rename(path, f"{folder}/{part_draft(number)}")
+    except OSError as error:
+        os.close(fd)
+        with suppress(OSError):
+            storage.unlink(path)
+        if error.errno == errno.EXDEV:
+            raise ConfigError(
+                f"queue {destination.name} lies where no rename from queue {context.name} leads to: what is made of a "
+                f"message goes out by one rename; {UNSETTLED}"
+            ) from error
+        raise dropped(folder, error) from error
+    return fd
+
+
+def dropped(folder: str, error: OSError) -> DropqError:
+    """Return what to raise for a rename into a staged folder that failed: LeaseLost if a sweep has dropped that."""
+    if isinstance(error, FileNotFoundError) and (is_dropped(folder) or not reading.exists(folder)):
+        return LeaseLost(f"{folder} was dropped, as a sweep took its holder for dead; nothing was sent")
+    return storage_error(error, UNSETTLED)
+
+
+def try_rename(context: QueueContext, destination: QueueContext) -> None:
+    """Try with a file of our own whether a rename leads from a queue to a destination's files; raise as `new_draft`."""
+    folder = f"{context.layout.private}/{GONE_PREFIX}{os.urandom(8).hex()}"
+    with context.error_context(UNSETTLED):
+        context.storage.make_folder(folder, passing=True)
+    try:
+        os.close(new_draft(context, folder, 0, destination))
+    finally:
+        context.storage.remove_tree(folder)
+
+
+def send(
+    context: QueueContext, claim: Claim, folder: str, parts: Mapping[str, DestinationFolder], own_name: str
+) -> bool:
+    """Acknowledge a claimed message by the commit of what was made of it; return whether each part has arrived already.
+
+    Args:
+        context: its queue, with the durability that the strictest of it and the destinations has.
+        folder: the folder with the parts, and no drafts.
+        parts: where each goes, by its name there.
+        own_name: the file name that an ack archives the message by.
+
+    Raises:
+        LeaseLost: the claim is gone; nothing was sent.
+        Unavailable: somebody writes to the body, or a sweep took this process for dead and dropped the folder; the
+            message is still claimed.
+        StorageError: the same; or, if the error has a `location`, the message is committed.
+    """
+    staged = Outputs(parts, own_name, context.layout.target)
+    try:
+        done = _commit_parts(context, claim, folder, staged, lambda: None, UNSETTLED)
+    except LeaseLost:
+        # The rename of an earlier try may have been done after the file server had refused to answer.
+        earlier = _committed_under(context, claim)
+        if earlier is None:
+            raise
+        return roll_forward(context, earlier)
+    if done is None:
+        raise Unavailable(f"a sweep took this process for dead, and dropped what was staged; {UNSETTLED}")
+    return done
+
+
+def _committed_under(context: QueueContext, claim: Claim) -> str | None:
+    """Return the folder that a claim was committed in; None if it was not, or all its parts have arrived."""
+    for entry in reading.entries(context.layout.staged):
+        staged = StagedFolder.of(entry.name)
+        if staged is not None and staged.claim == claim_of(claim.owner) and is_committed(entry.path):
+            return entry.path
+    return None
+
+
+def withdraw(context: QueueContext, folder: str) -> None:
+    """Remove what was staged to be sent with an ack that does not come; do nothing if it was committed."""
+    _withdraw(context, folder)
+
+
 def set_closed_aside(context: QueueContext, claim: Claim) -> bool:
     """Move a claimed message whose copies were not made to error/, if this user may not read it; return whether it was.
 
@@ -207,7 +316,7 @@ def _commit_parts(
     context: QueueContext,
     claim: Claim,
     folder: str,
-    staged: StagedCopies | OwnParts,
+    staged: StagedCopies | OwnParts | Outputs,
     write: Callable[[], None],
     outcome: str,
 ) -> bool | None:
@@ -328,7 +437,9 @@ def _withdraw(context: QueueContext, folder: str) -> None:
 # -- roll forward --------------------------------------------------------------------------------------------------
 
 
-def roll_forward(context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | None = None) -> bool:
+def roll_forward(
+    context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | Outputs | None = None
+) -> bool:
     """Move each part of a committed message to where it goes, then end the message; return whether all is done.
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
@@ -346,12 +457,15 @@ def roll_forward(context: QueueContext, folder: str, *, staged: StagedCopies | O
         raise failed from error
 
 
-def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | None) -> bool:
-    storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
+def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | Outputs | None) -> bool:
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
         return False
-    mover = _Mover(context, folder)
+    sends = committed.end == "processed" and not context.layout.is_topic
+    if sends and staged is None:  # a destination may ask for more than this queue
+        context = replace(context, storage=context.storage.as_durable_as("full"))
+    storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
+    mover = _Mover(context, folder, sends=sends)
     try:
         storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
         if isinstance(committed, OwnParts):
@@ -359,6 +473,9 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
                 return False
         elif isinstance(committed, StagedCopies):
             if not mover.move_staged(committed):
+                return False
+        elif isinstance(committed, Outputs):
+            if not mover.move_outputs(committed.parts):
                 return False
         else:
             _unlink_old_claim(context, whole, committed.claim)
@@ -419,12 +536,18 @@ def _lies_in(folders: Iterable[str], path: str, context: QueueContext, own_name:
 
 
 class _Mover:
-    """Moves the parts of one committed message to where they go."""
+    """Moves the parts of one committed message to where they go.
 
-    def __init__(self, context: QueueContext, folder: str) -> None:
+    Args:
+        sends: whether its parts for destinations are messages that its holder made of it.
+    """
+
+    def __init__(self, context: QueueContext, folder: str, *, sends: bool) -> None:
         self._context = context
         self._folder = folder
+        self._sends = sends
         self._staged: StagedCopies | None = None
+        self._came_to: set[str] | None = None  # the folders that outputs of this process came to
         self._own: Sequence[OwnPart] | None = None
         self._destinations: dict[str, DestinationFolder] = {}
         self._owner: int | None = None
@@ -444,6 +567,12 @@ class _Mover:
         self._own = parts
         return self.move([str(part) for part in parts])
 
+    def move_outputs(self, parts: Mapping[str, DestinationFolder]) -> bool:
+        """Move the messages that this process has made; return whether all of them have left the folder."""
+        self._destinations = {destination.token: destination for destination in parts.values()}
+        self._came_to = set()
+        return self.move(list(parts))
+
     def move(self, files: Sequence[str]) -> bool:
         """Move what is in the folder beside the message; return whether all of it has left."""
         done = True
@@ -462,6 +591,12 @@ class _Mover:
             return
         if self._own is not None:
             self._sync_own({part.state for part in self._own})
+        elif self._came_to is not None:
+            for folder in self._came_to:
+                with suppress(FileNotFoundError):  # RACE: its queue was removed, which the part had come to
+                    storage.sync(folder)
+        elif self._sends:
+            storage.sync_whole(self._folder)
         elif self._staged is None:
             # Who finds no part left does not know where the parts went: those of a topic to its receivers, others here.
             self._sync_own(PART_STATES)
@@ -548,11 +683,34 @@ class _Mover:
     def _take(self, destination: DestinationFolder, source: str, own_name: str) -> None:
         """Rename a part into a destination's target/; if its name is taken by another message, under a new name."""
         storage = self._context.storage
+        if self._sends:
+            return self._send(destination, source, own_name)
         with suppress(FileExistsError):
             if destination.take(source, own_name, storage):
                 return
         copy = naming.copy_name(self._context, self._context.sidecars.parse(own_name))
         destination.take_as(source, copy, storage)
+
+    def _send(self, destination: DestinationFolder, source: str, own_name: str) -> None:
+        """Rename a message that was made of this one into its queue, by the queue's path.
+
+        RACE: with a delete, which renames the queue first: then the path leads nowhere, and the part stays. If another
+        queue of the name was made since the comparison, it gets the message.
+        """
+        if not destination.is_there(self._root):
+            raise FileNotFoundError(errno.ENOENT, "the queue is gone", destination.path)
+        context, storage = self._context, self._context.storage
+        layout = QueueLayout.flat(f"{self._root}/{destination.identity.path}")
+        folder = layout.target
+        if names.may_be_marked(own_name) and context.sidecars.parse(own_name).not_before:
+            folder = layout.delayed
+            storage.make_folder(folder)
+        try:
+            storage.rename_guarded(source, f"{folder}/{own_name}")
+        except FileExistsError:  # somebody copied it there by hand: both stay
+            storage.rename_guarded(source, f"{folder}/{naming.copy_name(context, context.sidecars.parse(own_name))}")
+        if self._came_to is not None:
+            self._came_to.add(folder)
 
     def _find(self, token: str) -> DestinationFolder | None:
         """Open the destination of a token; return None if it is gone."""
@@ -575,7 +733,12 @@ class _Mover:
         if not reading.exists(source):
             return True  # RACE: another roll-forward moved it
         destination = token if identity is None else identity.path
-        set_part_aside(self._context, source, own_name, "receiver_gone", {"receiver": destination})
+        if self._sends:
+            origin = waypoint_at(f"{self._root}/{destination}").address if identity is not None else destination
+            Moves(self._context).part_to_dead_letters(source, own_name, origin)
+            return True
+        name = self._context.sidecars.parse(own_name)
+        set_part_aside(self._context, source, name, "receiver_gone", {"receiver": destination})
         log.warning("receiver %s is gone: its copy of %s is in error/", destination, own_name)
         return True
 

@@ -386,6 +386,16 @@ class Storage:
         """Return whether it gives its files the modes and the group that another one gives."""
         return (self._file_mode, self._group) == (other._file_mode, other._group)
 
+    def as_durable_as(self, durability: str) -> Storage:
+        """Return what writes as this writes, with another durability."""
+        if durability == self.durability:
+            return self
+        other = shallow(self)
+        other.durability, other.syncs_files, other.syncs_folders = (
+            durability, durability != "none", durability == "full",
+        )  # fmt: skip
+        return other
+
     def at(self, base: str) -> Storage:
         """Return what writes in another folder of the file system as this writes, and never makes that folder."""
         other = shallow(self)
@@ -806,6 +816,14 @@ class Storage:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             system_calls.sync_whole(fd, folder)
+        finally:
+            os.close(fd)
+
+    def sync_path(self, path: str) -> None:
+        """Make the content of a closed file durable; does nothing at durability `none`."""
+        fd = open_file(path, READ)
+        try:
+            self.sync_file(fd)
         finally:
             os.close(fd)
 

@@ -9,9 +9,10 @@ finds another mark than its own mount's learns nothing from the lock.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
@@ -19,7 +20,7 @@ from dropq.storage import locks
 from dropq.storage.files import Storage
 from dropq.storage.locks import LockFile, ProcessLock
 from dropq.storage.mounts import mount_at
-from dropq.storage.reading import device, entries, inode, names_in, read_small
+from dropq.storage.reading import device, entries, inode, names_in, parse_json, read_small
 
 log = logging.getLogger("dropq")
 
@@ -48,6 +49,7 @@ class Presence:
         self._folder = folder
         self._path = f"{folder}/{subscription}"
         self._storage = storage
+        self._tells = False
         #: The locks that are held: one, and more if the folder was replaced for a while; none without locks.
         self._locks = self._make()
 
@@ -117,8 +119,16 @@ class Presence:
         seen = sorted({own, *known(self._folder)})
         return seen.index(own), len(seen)
 
+    def tell(self, addresses: Iterable[str]) -> None:
+        """Write beside the sign of life where the messages of the subscription go."""
+        content = json.dumps({"to": list(addresses)}).encode()
+        self._storage.write_small(_word_of(self._folder, os.path.basename(self._path)), content)
+        self._tells = True
+
     def end(self) -> None:
         """Remove the sign of life; call it when no message is held any more."""
+        if self._tells:
+            self._storage.unlink(_word_of(self._folder, os.path.basename(self._path)))
         if self.is_locked:
             self._storage.unlink(self._path)  # before the lock is freed: after that a sweep may take it
             self.abandon()
@@ -155,6 +165,25 @@ def is_verifiable(folder: str, subscription: str) -> bool:
         return (read_small(f"{folder}/{subscription}") or b"") == mark(folder)
     except OSError:
         return False
+
+
+def _word_of(folder: str, subscription: str) -> str:
+    return f"{folder}/.{subscription}.to"
+
+
+def told(folder: str, subscription: str) -> list[str]:
+    """Return where the messages of a subscription go, as far as it told that."""
+    try:
+        said = parse_json(read_small(_word_of(folder, subscription)) or b"")
+    except (OSError, ValueError):
+        return []
+    addresses = said.get("to") if isinstance(said, dict) else None
+    return [each for each in addresses if isinstance(each, str)] if isinstance(addresses, list) else []
+
+
+def teller(name: str) -> str:
+    """Return the subscription that a file beside the signs of life is of; "" for any other file."""
+    return name[1:-3] if name.startswith(".") and name.endswith(".to") else ""
 
 
 def known(folder: str) -> frozenset[str]:
@@ -223,4 +252,5 @@ def ring(folder: str, subscription: str, storage: Storage) -> None:
 
 def forget_dead(folder: str, subscription: str, storage: Storage) -> None:
     """Remove the file of a dead subscription that holds nothing any more; call it inside `dead`."""
+    storage.unlink(_word_of(folder, subscription))
     storage.unlink(f"{folder}/{subscription}")

@@ -35,6 +35,10 @@ class Publishing(Outlet):
         if distributor is not None and distributor.is_ours:
             distributor.close()
 
+    def distribute(self) -> None:
+        """Distribute what waits, until a message blocks the topic."""
+        self._distributor().run()
+
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it; they get a delayed message later."""
         self.stage(file, data)

@@ -110,7 +110,7 @@ def _is_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 def _is_of_no_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is the file of a receiver that is gone, or a draft of such a file."""
     is_draft, root = entry.name.startswith("."), context.root.layout.path
-    return context.layout.is_topic and (is_draft or not destinations.is_needed(root, context.layout, entry.name))
+    return is_draft or not destinations.is_needed(root, context.layout, entry.name)
 
 
 def _is_sign_of_nobody(context: QueueContext, entry: os.DirEntry[str]) -> bool:
@@ -118,7 +118,7 @@ def _is_sign_of_nobody(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 
     A subscription that is alive all the same makes it again before its next claim.
     """
-    if entry.name.startswith(".nfs"):
+    if entry.name.startswith(".nfs") or liveness.teller(entry.name) in liveness.known(context.layout.consumers):
         return False
     return entry.name.startswith(".") or not (
         liveness.is_verifiable(context.layout.consumers, entry.name)

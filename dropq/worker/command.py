@@ -23,6 +23,7 @@ The body is on the command's standard input. Its environment has:
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -31,20 +32,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import LeaseLost, Unavailable
+from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
+from dropq.queue.outputs import Out, Part
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.worker import guard
 from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
+from dropq.worker.sending import NotSent, Sending, not_sent
 
 log = logging.getLogger("dropq")
 
@@ -60,6 +65,8 @@ LOST_GRACE = 1.0
 #: Seconds to wait for the end of a command's stderr after the command ended, as a child that it left behind may keep it
 #: open. After that the pipe is closed: such a child gets SIGPIPE when it writes.
 LINGER = 0.2
+#: Seconds until the rest of a process group is looked for again whose leader has exited, at first and at the longest.
+GROUP_CHECK, LONGEST_GROUP_CHECK = 0.001, 0.1
 
 _PROPERTY = "DROPQ_PROP_"
 
@@ -90,14 +97,22 @@ class Runner:
         self._names = _SecondNames()
         self._runs: dict[int, Run] = {}
 
-    def run(self, message: Message, stdin: Callable[[], IO[bytes]], **variables: object) -> str:
+    def run(
+        self,
+        message: Message,
+        stdin: Callable[[], IO[bytes]],
+        stdout: Callable[[bytes], object] | None = None,
+        **variables: object,
+    ) -> str:
         """Run the command; return the end of its stderr if it succeeded, else raise what settles the message.
 
         Args:
             stdin: opens what the command reads.
+            stdout: called with each piece that the command's process group writes, until the whole group has ended;
+                what it raises ends the command. None lets the command write to the worker's own.
             variables: other variables of its environment, see `environment`.
         """
-        run = self._runs[id(message)] = Run(self._guard)
+        run = self._runs[id(message)] = Run(self._guard, stdout)
         try:
             with self._names.given(message) as path, stdin() as body:
                 argv = [self.argv[0], *(argument.replace("{}", path) for argument in self.argv[1:])]
@@ -105,6 +120,7 @@ class Runner:
                 status = run.wait(self.timeout)
         finally:
             del self._runs[id(message)]
+        run.raise_unwritten()
         if run.ended_by == "timeout":
             after = format_duration(self.timeout or 0)
             raise Fail(f"timeout: ended after {after}", stderr=run.stderr)
@@ -162,15 +178,101 @@ class Command(Runner):
         self.run(message, message.open)
 
 
+class SendingCommand(Runner):
+    """A handler for `work` that sends what a command writes to its stdout, by the ack of the message.
+
+    The body goes into a draft as it is written, so it takes no memory. A message is sent once the command's whole
+    process group has ended, and the command with 0.
+
+    Args:
+        argv, timeout: as of `Runner`.
+        outs: where it goes, with no body: each gets one.
+        lines: send each line as a message, without its line feed.
+        sends_empty: send an empty body, or an empty line, too.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        outs: Sequence[Out],
+        *,
+        timeout: Duration | None = None,
+        lines: bool = False,
+        sends_empty: bool = False,
+    ) -> None:
+        super().__init__(argv, timeout=timeout)
+        self._outs = outs
+        self._lines = lines
+        self._sends_empty = sends_empty
+
+    def __call__(self, message: Message) -> None:
+        """Refuse to run without what stages its output."""
+        raise TypeError("a SendingCommand sends with the acks of messages: give it to a worker of messages")
+
+    def sends(self, message: Message, sending: Sending) -> None:
+        """Run the command, and stage what it writes; raise the exception that settles the message if that fails."""
+        writing = _Writing(sending, self._outs, sends_empty=self._sends_empty)
+        try:
+            self.run(message, message.open, writing.write_lines if self._lines else writing.write)
+            writing.end(sends_empty=self._sends_empty and not self._lines)
+        except NotSent as error:
+            if isinstance(error.cause, NoSuchQueue | ConfigError):
+                raise Halt(str(error.cause)) from error
+            raise
+
+
+class _Writing:
+    """The messages that one run of a command makes: each body is a copy for each destination."""
+
+    def __init__(self, sending: Sending, outs: Sequence[Out], *, sends_empty: bool) -> None:
+        self._sending = sending
+        self._outs = outs
+        self._sends_empty = sends_empty
+        # The body at hand; None between two. The first is begun before the work: who may not send learns it then.
+        self._parts: list[Part] | None = self._begun()
+
+    def _begun(self) -> list[Part]:
+        return [part for part in map(self._sending.begin, self._outs) if part is not None]
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece of a body."""
+        if self._parts is None:
+            self._parts = self._begun()
+        with not_sent():
+            for part in self._parts:
+                part.write(piece)
+
+    def write_lines(self, piece: bytes) -> None:
+        """Write a piece of some lines, of which each is a body."""
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            if line or self._sends_empty:
+                self.write(line)
+            self.end(sends_empty=self._sends_empty)
+        if rest:
+            self.write(rest)
+
+    def end(self, *, sends_empty: bool) -> None:
+        """End the body at hand; make no message of it if it is empty, unless such are to be sent."""
+        parts, self._parts = self._parts or (), None
+        with not_sent():
+            for part in parts:
+                if part.size or sends_empty:
+                    part.finish()
+                else:
+                    part.drop()
+
+
 class Run:
     """A run of a command: a process group, from its start until its leader is reaped.
 
     After a process is reaped, the system may reuse its id. So signals are sent only before that, under the lock.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, stdout: Callable[[bytes], object] | None = None) -> None:
         self.id = secrets.token_hex(8)
         self.ended_by: str | None = None
+        self._stdout = stdout
         self._guard = guard
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -178,6 +280,8 @@ class Run:
         self._kill_at = 0.0
         self._timers: list[threading.Timer] = []
         self._pump: _Pump | None = None
+        self._output: _Pump | None = None
+        self._unwritten: Exception | None = None
 
     def start(self, argv: list[str], *, executable: str, stdin: IO[bytes], env: Mapping[bytes, bytes]) -> None:
         """Start the command.
@@ -190,21 +294,47 @@ class Run:
             if self.ended_by is not None:
                 raise Cancelled
             self._guard.run(self.id, 0)
-            pump: _Pump | None = None
+            pumps: list[_Pump] = []
             try:
-                pump = _Pump()
+                pumps.append(_Pump(_echo))
+                if self._stdout is not None:
+                    pumps.append(_Pump(self._write))
                 self._process = subprocess.Popen(
-                    argv, executable=executable, stdin=stdin, stderr=subprocess.PIPE, env=env, start_new_session=True
+                    argv,
+                    executable=executable,
+                    stdin=stdin,
+                    stdout=None if self._stdout is None else subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=env,
+                    start_new_session=True,
                 )
             except BaseException:
                 self._guard.end(self.id)
-                if pump is not None:
+                for pump in pumps:
                     pump.close()
                 raise
             self._guard.run(self.id, self._process.pid)
         assert self._process.stderr is not None
-        self._pump = pump
-        pump.begin(self._process.stderr)
+        self._pump = pumps[0]
+        self._pump.begin(self._process.stderr)
+        if self._process.stdout is not None:
+            self._output = pumps[1]
+            self._output.begin(self._process.stdout)
+
+    def _write(self, piece: bytes) -> None:
+        """Pass on what the command has written; end the command if that fails."""
+        if self._stdout is None or self._unwritten is not None:
+            return
+        try:
+            self._stdout(piece)
+        except Exception as error:
+            self._unwritten = error
+            self.end("unwritten", GRACE)
+
+    def raise_unwritten(self) -> None:
+        """Raise what ended the command, as what it wrote could not be passed on."""
+        if self._unwritten is not None:
+            raise self._unwritten
 
     def wait(self, timeout: float | None) -> int:
         """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number."""
@@ -212,6 +342,8 @@ class Run:
         if timeout is not None:
             self._later(timeout, self.end, "timeout", GRACE)
         _wait_for_exit(self._process)
+        if self._output is not None:
+            self._wait_for_group()
         with self._lock:
             self._exited = True
             for timer in self._timers:
@@ -219,7 +351,9 @@ class Run:
         # Another process of the group may still have stderr open. If we ended the group, wait until it is killed;
         # otherwise such a process may go on, so wait only shortly.
         self._pump.end(max(self._kill_at - time.monotonic(), 0) if self.ended_by else LINGER)
-        if self.ended_by:
+        if self._output is not None:  # the group has ended: what else is to come lies in the pipe
+            self._output.end(0)
+        elif self.ended_by:
             self._signal(signal.SIGKILL)
         self._guard.end(self.id)
         return self._process.wait()
@@ -234,6 +368,27 @@ class Run:
             if self._process is not None:
                 self._signal(signal.SIGTERM)
                 self._later(grace, self._kill)
+
+    def _wait_for_group(self) -> None:
+        """Wait until no process of the group is left, but for the leader, which has exited.
+
+        The leader is reaped by this. RACE: the system gives its number to another process only once the group, too, is
+        gone, so the timers of this run may signal the group until then.
+        """
+        assert self._process is not None
+        self._process.wait()
+        pause = GROUP_CHECK
+        while True:
+            with self._lock:
+                try:
+                    os.killpg(self._process.pid, 0)
+                except PermissionError:
+                    pass  # a process of it has changed its user
+                except ProcessLookupError:
+                    self._exited = True
+                    return
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_GROUP_CHECK)
 
     @property
     def stderr(self) -> str:
@@ -257,11 +412,19 @@ class Run:
         timer.start()
 
 
-class _Pump:
-    """Copies a command's stderr to our own, in a thread, and keeps the end of it."""
+def _echo(piece: bytes) -> None:
+    """Write a piece to our own stderr."""
+    with suppress(OSError):
+        while piece:
+            piece = piece[os.write(2, piece) :]
 
-    def __init__(self) -> None:
+
+class _Pump:
+    """Passes on what a command writes to a pipe, in a thread, and keeps the end of it."""
+
+    def __init__(self, sink: Callable[[bytes], None]) -> None:
         self.tail = b""
+        self._sink = sink
         self._stop_read, self._stop_write = os.pipe()  # closing the write end stops the thread
         self._thread: threading.Thread | None = None
 
@@ -271,10 +434,15 @@ class _Pump:
         self._thread.start()
 
     def end(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the end of the pipe; then stop, even if a process still writes to it."""
+        """Wait at most `timeout` seconds for the end of the pipe, then pass on what lies in it, and stop.
+
+        A process may still write to it, which gets SIGPIPE.
+        """
         if self._thread is not None:
             self._thread.join(timeout)
         os.close(self._stop_write)
+        if self._thread is not None:
+            self._thread.join()
 
     def close(self) -> None:
         """Close a pump that did not begin."""
@@ -286,15 +454,26 @@ class _Pump:
         ready.register(pipe, select.POLLIN)
         ready.register(self._stop_read, select.POLLIN)
         with pipe, open(self._stop_read, "rb"):
-            more = True
-            while more:
+            left = None  # how many bytes are read yet, once it is to stop
+            while left is None or left > 0:
                 events = dict(ready.poll())
-                chunk = os.read(pipe.fileno(), 1 << 16) if pipe.fileno() in events else b""
-                more = self._stop_read not in events and bool(chunk)
+                if left is None and self._stop_read in events:
+                    left = _lying_in(pipe)
+                    ready.unregister(self._stop_read)
+                    continue
+                chunk = os.read(pipe.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                left = None if left is None else left - len(chunk)
                 self.tail = (self.tail + chunk)[-STDERR_LIMIT:]
-                with suppress(OSError):
-                    while chunk:
-                        chunk = chunk[os.write(2, chunk) :]
+                self._sink(chunk)
+
+
+def _lying_in(pipe: IO[bytes]) -> int:
+    """Return how many bytes lie in a pipe."""
+    number = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, number)
+    return number[0]
 
 
 class Guard:

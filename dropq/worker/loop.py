@@ -22,15 +22,18 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import parse_duration
-from dropq.errors import LeaseLost
+from dropq.errors import LeaseLost, QueueFull, StorageError
 from dropq.format.layout import WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle.settlement import BODY_CHANGED
+from dropq.policies.send_limits import MustWait
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, Record, utc
+from dropq.queue.outputs import TooManyOutputs
 from dropq.storage.watch import RESCAN
 from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
+from dropq.worker.sending import NotSent, Sending, Sendings, is_made
 from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
@@ -38,8 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: A function that is called with each message, or with each record; when it returns, whatever it returns, the message,
-#: or the record, is acknowledged.
+#: A function that is called with each message, or with each record; when it returns, the message, or the record, is
+#: acknowledged. If it returns an `Out`, a list or tuple of them, or is a generator of them, they are sent by the ack of
+#: the message. Whatever else it returns does not count.
 Handler = Callable[[Any], object]
 
 #: Seconds to wait for handlers that were cancelled, before their messages are given back.
@@ -233,9 +237,13 @@ class Worker:
         *,
         concurrency: int,
         until_empty: bool,
+        sendings: Sendings | None = None,
     ) -> None:
         self._sources = sources
         self._handler = handler
+        self._sends: Callable[[Message, Sending], None] | None = getattr(handler, "sends", None)
+        self._sendings = sendings or Sendings()
+        sources.keeps_out = self._sendings.keeps_out
         self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
         self._watch = sources.watch
         self._stop = stop
@@ -252,6 +260,8 @@ class Worker:
         self._ended = threading.Event()
 
     def run(self) -> WorkReport:
+        for subscription in self._sources:
+            self._sendings.tell(subscription)
         for _ in range(self._concurrency):
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
         lease = self._sources.least_lease
@@ -296,11 +306,15 @@ class Worker:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        return idle and not taken and (self._stopping or (self._until_empty and not self._sources.is_kept_back))
+        return idle and not taken and (self._stopping or (self._until_empty and not self._are_kept_back))
+
+    @property
+    def _are_kept_back(self) -> bool:
+        return self._sources.is_kept_back or any(map(self._sendings.are_kept, self._sources))
 
     def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""
-        if self._stopping:
+        if self._stopping or self._sendings.rests_for:
             return None
         try:
             taken = self._sources.receive()
@@ -319,7 +333,9 @@ class Worker:
 
     def _pause(self) -> float:
         has_free_thread = self._busy < self._concurrency and not self._stopping
-        return self._sources.next_attempt if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
+        if not has_free_thread:
+            return RESCAN  # a thread that gets free wakes us earlier
+        return self._sendings.rests_for or min(self._sources.next_attempt, self._sendings.pause)
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
@@ -362,18 +378,8 @@ class Worker:
 
     def _handle_and_settle(self, taken: Taken, came_back: CameBack | None) -> None:
         message = taken.message
-        settled_first = not message.held  # at most once: the message was archived before it was delivered
-        outcome, settle, why = self._handle(message, message)
-        try:
-            if settled_first:
-                outcome = outcome if outcome == "acked" else "failed"
-                message.ack()
-            elif message.held:
-                settle()
-            else:
-                outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
-        except LeaseLost:
-            outcome = "lost"
+        with self._sendings.of(taken) as sending:
+            outcome, why = self._settled(taken, sending)
         if outcome == "acked" and message.state == "error":
             outcome, why = "failed", BODY_CHANGED
         if outcome in ("retried", "returned") and message.state not in WAITING:
@@ -387,11 +393,56 @@ class Worker:
             reason = why if outcome in ("failed", "retried", "rejected") else ""
             self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
 
-    def _handle(self, item: Message | Record, message: Message) -> tuple[Outcome, Callable[[], None], str]:
-        """Call the handler with a message, or a record of it; return the outcome, what settles that, and the reason."""
+    def _settled(self, taken: Taken, sending: Sending) -> tuple[Outcome, str]:
+        """Call the handler with a message, and settle that; return the outcome, and why."""
+        message = taken.message
+        settled_first = not message.held  # at most once: the message was archived before it was delivered
+        outcome, settle, why = self._handle(message, message, sending)
+        if sending.is_used:
+            self._sendings.tell(taken.subscription)
+        try:
+            if settled_first:
+                outcome = outcome if outcome == "acked" else "failed"
+                message.ack()
+            elif message.held:
+                settle()
+            else:
+                outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
+        except LeaseLost:
+            outcome = "lost"
+        except StorageError as error:
+            if outcome != "acked" or not sending.is_used or not message.held:
+                raise
+            outcome, settle, why = self._not_sent(error, message, sending)
+            settle()
+        if sending.is_refused:
+            self._sendings.rest(taken.subscription)
+        elif sending.is_used and outcome == "acked":
+            self._sendings.went_well()
+        return outcome, why
+
+    def _handle(
+        self, item: Message | Record, message: Message, sending: Sending | None = None
+    ) -> tuple[Outcome, Callable[[], None], str]:
+        """Call the handler with a message, or a record of it; return the outcome, what settles that, and the reason.
+
+        What it makes of a message is staged by `sending`; nothing can be sent with a record.
+        """
         give_back = partial(message.release, counted=False)
         try:
-            self._handler(item)
+            if self._sends is not None and sending is not None:
+                self._sends(message, sending)
+            else:
+                made = self._handler(item)
+                if sending is not None:
+                    sending.take(made)
+                elif is_made(made):
+                    raise TypeError(
+                        "a handler of records returned what is to be sent: that takes a handler of messages"
+                    )
+        except NotSent as error:
+            assert sending is not None
+            return self._not_sent(error.cause, message, sending)
         except Retry as error:
             return "retried", partial(item.nack, error.delay), str(error)
         except Reject as error:
@@ -411,7 +462,26 @@ class Worker:
         except BaseException as error:
             self._fail(error)  # the program ends, maybe because of this message: so the delivery counts
             return "returned", message.release, ""
+        if sending is not None and sending.is_used:
+            return "acked", sending.ack, "by its handler"
         return "acked", item.ack, "by its handler"
+
+    def _not_sent(
+        self, error: Exception, message: Message, sending: Sending
+    ) -> tuple[Outcome, Callable[[], None], str]:
+        """Return what becomes of a message of which something was made that could not be sent.
+
+        What the handler got wrong fails the message. What another time may be right gives it back, uncounted.
+        """
+        if isinstance(error, TooManyOutputs):
+            settle = partial(message._set_aside, "error", "too_many_outputs", {"detail": str(error)})
+            return "failed", settle, str(error)
+        if isinstance(error, QueueFull | StorageError | MustWait):
+            sending.is_refused = not isinstance(error, MustWait)  # which a stop ended
+            log.warning("message %s goes back, as what was made of it was not sent: %s", message.id, error)
+        elif not isinstance(error, LeaseLost):
+            return "failed", partial(message.fail, str(error)), str(error)
+        return "returned", partial(message.release, counted=False), ""
 
     def _is_stopped_by_signal(self, error: Exception) -> bool:
         """Return whether a handler failed because its program was ended by the signal that stops this worker."""

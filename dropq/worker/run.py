@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -12,9 +12,11 @@ from dropq.queue.message import Duration
 from dropq.worker.loop import Handler, Stop, Worker, WorkReport, stop_if_asked
 from dropq.worker.records import BundleWorker, RecordWorker
 from dropq.worker.reporter import Reporter
+from dropq.worker.sending import Sendings
 from dropq.worker.sources import Sources
 
 if TYPE_CHECKING:
+    from dropq.queue.outputs import Destinations
     from dropq.queue.subscription import Subscription
 
 #: What a worker calls its handler with.
@@ -55,9 +57,11 @@ def work(
 
     When the handler returns, its message is acknowledged. If it raises `Retry`, the message is given back; `Reject`
     refuses it; `Halt` gives it back and ends the worker; any other exception fails it and keeps the traceback, but for
-    `Fail`, which keeps none. A handler may also settle its message itself. `message.held` turns false when the claim is
-    lost; then, and when its message is to be given back, the worker calls the handler's method `cancel(message)`, if
-    there is one, in another thread. That method must return at once, and the handler raises `Cancelled`.
+    `Fail`, which keeps none. If it returns an `Out`, or a list or tuple of them, or yields them, these are sent by the
+    commit that acknowledges the message: all, or none. A handler may also settle its message itself. `message.held`
+    turns false when the claim is lost; then, and when its message is to be given back, the worker calls the handler's
+    method `cancel(message)`, if there is one, in another thread. That method must return at once, and the handler
+    raises `Cancelled`.
 
     SIGTERM, SIGHUP and Ctrl-C ask the worker to stop, if this is the main thread and the program does not handle them:
     the running handlers finish, and the report says `stopped`. After a second signal the worker gives their messages
@@ -116,7 +120,9 @@ def work(
         ]
         sources = Sources(subscriptions, fair=fair, poll=poll)
         by: By = "record" if records else "message"
-        return run(sources, handler, asked, concurrency=concurrency, until_empty=until_empty, by=by)
+        return run(
+            sources, handler, asked, concurrency=concurrency, until_empty=until_empty, by=by, client_id=client_id
+        )
 
 
 def run(
@@ -128,6 +134,8 @@ def run(
     until_empty: bool = False,
     by: By = "message",
     reporter: Reporter | None = None,
+    destinations: Mapping[str, Destinations] | None = None,
+    client_id: str | None = None,
 ) -> WorkReport:
     """Do what `work` does, with subscriptions that the caller opened, and closes.
 
@@ -135,8 +143,19 @@ def run(
         sources: the subscriptions; each has a max_backlog of at least `concurrency`.
         by: what the handler is called with: each message, each record, or each `Bundle`, whose records it settles.
         reporter: hears what becomes of each message; None logs what did not end well.
+        destinations: where messages go that are made of those of a queue, by its name, as far as that is known.
+        client_id: the worker's name, under which it publishes to topics.
     """
     kind = {"message": Worker, "record": RecordWorker, "bundle": BundleWorker}[by]
     with stop.waking(sources.watch.wake):
-        worker = kind(sources, handler, stop, reporter or Reporter(), concurrency=concurrency, until_empty=until_empty)
+        sendings = Sendings(destinations, lambda: stop.asked, client_id)
+        worker = kind(
+            sources,
+            handler,
+            stop,
+            reporter or Reporter(),
+            concurrency=concurrency,
+            until_empty=until_empty,
+            sendings=sendings,
+        )
         return worker.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dropq.queue.message import Message
@@ -49,17 +49,27 @@ class Sources:
         notes = {each._context.layout.target: each._context.settling.note_moved_in for each in subscriptions}
         self.watch = Watch(*notes, moved_in=notes, poll=poll)
 
+    #: Whether nothing is to be taken from a subscription now; the worker sets it.
+    keeps_out: Callable[[Subscription], bool] = staticmethod(lambda _: False)
+
     def receive(self) -> Taken | None:
         """Claim a message; return None if no queue has one for this worker now."""
         first, count = self._first, len(self._subscriptions)
         for step in range(count):
             at = (first + step) % count
             subscription = self._subscriptions[at]
+            if self.keeps_out(subscription):
+                subscription._sweep_if_due()
+                continue
             if (message := subscription.receive()) is not None:
                 if self._fair:
                     self._first = (at + 1) % count
                 return Taken(message, subscription, time.monotonic())
         return None
+
+    def __iter__(self) -> Iterator[Subscription]:
+        """Yield the subscriptions."""
+        return iter(self._subscriptions)
 
     @property
     def least_lease(self) -> float | None:

@@ -449,7 +449,7 @@ def test_a_sender_that_waits_says_why_after_a_second_and_again_every_five_minute
 ) -> None:
     now = 100.0
     monkeypatch.setattr(send_limits, "time", SimpleNamespace(monotonic=lambda: now))
-    wait = send_limits._Wait(str(tmp_path), "the queue is full", Timing())
+    wait = send_limits.Wait(str(tmp_path), "the queue is full", Timing())
     said: list[tuple[float, list[str]]] = []
     for moment in (100.5, 101.0, 101.5, 400.5, 401.0, 401.5):
         now = moment

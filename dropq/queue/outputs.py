@@ -1,0 +1,496 @@
+"""What work makes: messages that go out by the rename that acknowledges the message they were made of.
+
+Each is a part in a staged folder of that message, as `dropq/staging/fan_out.py` has it: all are sent and the message is
+acknowledged, or nothing is. A holder that lost its claim sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from io import BufferedWriter
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.format import names
+from dropq.format.addresses import check_address
+from dropq.format.claims import Claim, Location
+from dropq.format.staged import part_draft, part_name
+from dropq.hints import nearest
+from dropq.lifecycle import naming
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.settlement import Claims
+from dropq.policies.circles import Circles, waypoint_at, words
+from dropq.policies.send_limits import MustWait, Wait
+from dropq.queue.message_view import MessageView
+from dropq.queue.sender import Headers, Sender
+from dropq.staging import fan_out
+from dropq.staging.destinations import DestinationFolder, give_word, is_known, make_known
+from dropq.storage import reading
+from dropq.storage.clock import lease_end
+from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.files import Draft
+
+log = logging.getLogger("dropq")
+
+#: How many messages may be made of one.
+MOST = 10_000
+#: How many destinations of a queue are kept open.
+KEPT = 64
+#: Seconds after which the file of a destination is looked for again.
+KNOWN_AGE = 1.0
+#: How strict the durabilities are, from the least on.
+_DURABILITIES = ("none", "file", "full")
+#: The properties that a message does not hand on to what is made of it.
+_NOT_INHERITED = ("JMSXGroupSeq", "zmq_parts", names.DO_NOT_ROUTE)
+
+
+class TooManyOutputs(ValueError):
+    """Raised when more than `MOST` messages are made of one; nothing was sent."""
+
+
+class Named(Protocol):
+    """What has the name of a queue or topic, as `Queue` and `Topic` do."""
+
+    name: str
+
+
+class Out:
+    """A message that goes out by the ack of the message that it was made of.
+
+    What is not said is that message's: its priority, each of its properties, and its correlation id, or its id if it
+    has none. A property of None is left out.
+
+    Args:
+        to: a queue or a topic of the root, or its name; such as the `reply_to` of the message.
+        body: as for `Queue.send`.
+        fields: the other arguments of `Queue.send`. Periods count from when the message is staged.
+
+    Raises:
+        ValueError: `to` is None or empty.
+        TypeError: the body is neither bytes nor text, or an argument is none that `Queue.send` takes.
+    """
+
+    __slots__ = ("body", "fields", "to")
+
+    def __init__(self, to: str | Named | None, body: bytes | str, **fields: Any) -> None:
+        self.to = (to or "" if isinstance(to, str | None) else to.name).removeprefix(names.TOPIC_REPLY)
+        self.body = body
+        self.fields = fields
+        if not self.to:
+            raise ValueError("Out: give the name of a queue or topic; a message whose reply_to is None has none")
+        if not isinstance(body, bytes | str):
+            raise TypeError(f"Out: a body is bytes or text, not {type(body).__name__}")
+        for word in fields.keys() - set(Headers._fields):
+            near = "".join(f": is it {name}?" for name in nearest(word, Headers._fields))
+            raise TypeError(f"Out has no argument {word}{near}")
+
+    def __repr__(self) -> str:
+        return f"<Out to {self.to!r}>"
+
+
+class Destinations:
+    """Where the messages go that are made of a queue's messages; each queue is opened once.
+
+    Args:
+        context: the queue.
+        sender_of: returns what sends to an address.
+        given_up: whether nobody waits any more until a queue has room.
+        client_id: the name of who publishes to topics; "" without one.
+    """
+
+    def __init__(
+        self,
+        context: QueueContext,
+        sender_of: Callable[[str], Sender],
+        *,
+        given_up: Callable[[], bool] = bool,
+        client_id: str = "",
+    ) -> None:
+        self.context = context
+        self.given_up = given_up
+        self._sender_of = sender_of
+        self._client_id = client_id
+        self._senders: dict[str, Sender] = {}
+        self._folders: dict[str, tuple[float, DestinationFolder]] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that were asked for, but for those of requesters."""
+        return [address for address in self._senders if not names.is_temporary(address)]
+
+    def refuse(self) -> None:
+        """Raise ConfigError if nothing can go out with the acks of the queue.
+
+        Raises:
+            ConfigError: it delivers at most once, or has barriers.
+        """
+        config = self.context.config
+        key = "semantics" if config.semantics == "at-most-once" else "barrier_expression"
+        if key == "semantics" or config.barrier_expression is not None:
+            why = "acknowledges before the work" if key == "semantics" else "gives a message to several consumers"
+            raise ConfigError(
+                f"queue {self.context.name} {why} ({key}), so nothing can go out with an ack: send by `send`, or take "
+                f"{key} out of {self.context.layout.config_file}"
+            )
+
+    def sender(self, address: str) -> Sender:
+        """Return what sends to an address.
+
+        Raises:
+            InvalidName: it is no address.
+            ConfigError: it lies on a circle through a topic.
+        """
+        sender = self._senders.get(address)
+        if sender is None:
+            check_address(address)
+            sender = self._sender_of(address)
+            sender._waits = False
+            with suppress(NoSuchQueue):
+                self._check(sender._destination)
+                if self._client_id and sender._destination.layout.is_topic:
+                    sender._marks = {**sender._marks, "from_client": self._client_id}
+            if len(self._senders) >= KEPT:
+                self._senders.pop(next(iter(self._senders)), None)
+            self._senders[address] = sender  # RACE: threads may make two, which are equal
+        return sender
+
+    def _check(self, to: QueueContext) -> None:
+        """Raise ConfigError if what is sent there comes back to this queue by a topic."""
+        own = waypoint_at(self.context.layout.base)
+        if way := Circles().by_topic(waypoint_at(to.layout.base), own):
+            raise ConfigError(
+                f"{words([own.address, *way])}: what is made of messages of {own.address} cannot go to {to.name}"
+            )
+
+    def folder(self, to: QueueContext) -> DestinationFolder:
+        """Return the folder of a queue, which this queue knows by a file from then on.
+
+        Raises:
+            NoSuchQueue: it is gone.
+        """
+        base, now, root = to.layout.base, time.monotonic(), self.context.root.layout.path
+        known_at, folder = self._folders.get(base, (0.0, None))
+        with to.error_context(fan_out.UNSETTLED):
+            if folder is None or not folder.is_there(root):
+                give_word(to)
+                known_at, folder = 0.0, DestinationFolder(root, os.path.relpath(base, root))
+            if now - known_at > KNOWN_AGE:
+                if not is_known(self.context.layout, folder):
+                    make_known(self.context.layout, folder, self.context.storage)
+                if len(self._folders) >= KEPT:
+                    self._folders.pop(next(iter(self._folders)), None)
+                self._folders[base] = now, folder
+        return folder
+
+    def try_rename(self, address: str) -> None:
+        """Try whether a rename leads from a queue to this one.
+
+        Raises:
+            ConfigError: none does.
+            DropqError: this user may not send there, or the queue is away.
+        """
+        sender = self.sender(address)
+        try:
+            to = sender._destination
+        except NoSuchQueue as missing:
+            to = sender._instead(missing)._destination
+        fan_out.try_rename(self.context, to)
+
+    def what_keeps(self) -> str:
+        """Return which destination takes nothing now, and why; "" if each takes what is sent, or discards it."""
+        for address in self.addresses:
+            if why := self._keeps(self.sender(address)):
+                return f"{address} takes nothing: {why}"
+        return ""
+
+    def _keeps(self, sender: Sender) -> str:
+        try:
+            to = sender._destination
+            if to.layout.home == self.context.layout.home:
+                return ""
+            if not reading.exists(to.layout.target):
+                sender._missing_queue_sender()
+                return ""  # who sends to it finds another that takes it, or says that it is gone
+            return sender._send_limits().what_keeps()
+        except NoSuchQueue:
+            return ""
+        except Unavailable as error:
+            return str(error)
+
+
+class Part:
+    """A message that is being made: a draft in the staged folder of the message that it is made of.
+
+    Attributes:
+        size: how many bytes were written.
+    """
+
+    def __init__(self, outputs: Outputs, sender: Sender, out: Out, number: int, fd: int) -> None:
+        self.size = 0
+        self._outputs = outputs
+        self._sender = sender
+        self._out = out
+        self._draft = part_draft(number)
+        self._writing = BufferedWriter(Draft(fd, lambda error: storage_error(error, fan_out.UNSETTLED)))
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write a piece of the body.
+
+        Raises:
+            StorageError: it cannot be written, such as on a full disk.
+        """
+        self.size += len(data)
+        self._writing.write(data)
+
+    def finish(self) -> None:
+        """Give it the name that it will have: its id, and its periods, are of this moment."""
+        self._outputs._finish(self, self._writing)
+
+    def drop(self) -> None:
+        """Make no message of it."""
+        self.close()
+        self._outputs._drop(self._draft)
+
+    def close(self) -> None:
+        """Close its file."""
+        with suppress(DropqError):  # what is in its buffer is not needed
+            self._writing.close()
+
+
+class Outputs:
+    """What is made of one held message, and is sent with its ack; what was not sent when the block ends is removed.
+
+    Raises:
+        LeaseLost: the message is not held.
+        ValueError: it is shared with others, or is a bundle of which records were settled otherwise.
+        ConfigError: nothing can go out with the acks of its queue.
+    """
+
+    def __init__(self, message: MessageView, destinations: Destinations) -> None:
+        destinations.refuse()
+        self._message = message
+        self._destinations = destinations
+        self._context = destinations.context
+        self._claims = self._claims_of(message)
+        self._folder = ""
+        self._count = 0
+        self._open: set[Part] = set()
+        self._parts: dict[str, DestinationFolder] = {}
+        self._unsynced: list[str] = []
+        self._topics: dict[str, Sender] = {}
+        self._takers: dict[str, Sender | None] = {}
+        self._durability = self._context.storage.durability
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.withdraw()
+
+    @staticmethod
+    def _claims_of(message: MessageView) -> Claims:
+        """Return what settles a message as a whole."""
+        records, what = message._records, f"message {message.id} of queue {message.context.name}"
+        if records is not None and records.cursor.others:
+            raise ValueError(f"{what}: some of its records were settled otherwise, so it cannot be sent on as a whole")
+        settlement = message._settlement if records is None else records.claims
+        if not isinstance(settlement, Claims) or not message._claimed().ours:
+            raise ValueError(f"{what} is not held by dropq alone, so nothing can go out with its ack")
+        return settlement
+
+    # -- what goes out ---------------------------------------------------------------------------------------------
+
+    def add_all(self, outs: Iterable[Out]) -> None:
+        """Stage messages; each queue is asked for room for all of its own, before anything is staged.
+
+        Raises:
+            ValueError: a value that no name can hold.
+            QueueFull: a queue is full, and rejects.
+            NoSuchQueue: a queue is missing, and nothing takes its messages.
+            ConfigError, StorageError: it lies where no rename leads, or the file system refused.
+        """
+        outs = list(outs)
+        for out in outs:
+            _check(out)
+        for address, count in Counter(out.to for out in outs).items():
+            self._taker(address, count)
+        for out in outs:
+            self.add(out)
+
+    def add(self, out: Out) -> None:
+        """Stage a message; raise what `add_all` does."""
+        _check(out)
+        part = self.begin(out)
+        if part is not None:
+            data = out.body
+            part.write(data.encode() if isinstance(data, str) else data)
+            part.finish()
+
+    def begin(self, out: Out) -> Part | None:
+        """Begin a message whose body is written piece by piece; return None if its queue discards it.
+
+        Raises:
+            TooManyOutputs: `MOST` messages were made of this one.
+            QueueFull, NoSuchQueue, ConfigError, StorageError: as of `add_all`.
+        """
+        if self._count >= MOST:
+            raise TooManyOutputs(f"message {self._message.id}: more than {MOST} messages were made of it")
+        sender = self._taker(out.to, 1)
+        if sender is None:
+            return None
+        try:
+            return self._begun(sender, out)
+        except NoSuchQueue as missing:
+            sender = self._takers[out.to] = sender._instead(missing)
+            return self._begun(sender, out)
+
+    def _taker(self, address: str, count: int) -> Sender | None:
+        """Return the sender that takes so many messages for an address, after a wait for room; None discards them."""
+        if address not in self._takers:
+            sender = self._destinations.sender(address)
+            try:
+                is_own = sender._destination.layout.home == self._context.layout.home
+                self._takers[address] = sender if is_own else self._admitted(sender, count)
+            except NoSuchQueue as missing:
+                self._takers[address] = sender._instead(missing)
+        return self._takers[address]
+
+    def _admitted(self, sender: Sender, count: int) -> Sender | None:
+        """Let messages in as a whole; if the queue makes senders wait, wait, and renew the lease meanwhile."""
+        wait, claim, timing, renewed = None, self._message._claim, self._context.timing, time.monotonic()
+        left = claim.deadline - self._context.clock.now_ms() if claim is not None and claim.deadline else 0
+        lease = max(left, 0) / 1000
+        while True:
+            try:
+                return sender._admit_job(count)
+            except MustWait as must:
+                if self._destinations.given_up():
+                    raise
+                wait = wait or Wait(sender._destination.layout.processed, str(must), timing)
+                wait.pause(timing.max_age)
+            if claim is not None and lease and time.monotonic() - renewed > lease / 3:
+                with self._message._lock:
+                    self._claims.extend(claim, lease_end(self._context.clock, lease))
+                renewed = time.monotonic()
+
+    def _begun(self, sender: Sender, out: Out) -> Part:
+        to = sender._destination
+        self._destinations.folder(to)
+        claim = self._message._claimed()
+        if not self._folder:
+            self._folder = fan_out.new_folder(self._context, claim, self._own_name(claim))
+        fd = fan_out.new_draft(self._context, self._folder, self._count, to)
+        part = Part(self, sender, out, self._count, fd)
+        self._count += 1
+        self._open.add(part)
+        return part
+
+    def _own_name(self, claim: Claim) -> str:
+        """Return the file name that an ack archives the message by."""
+        if claim.number == 1 and not names.may_be_marked(claim.own_name):
+            return claim.own_name
+        return self._context.sidecars.fit(naming.counted(self._context, claim))
+
+    def _finish(self, part: Part, writing: BufferedWriter[Draft]) -> None:
+        to, path = part._sender._destination, f"{self._folder}/{part._draft}"
+        file, _, _ = part._sender._address_of(part._out.body, self._headers(part._out))
+        storage = to.storage
+        with error_context(fan_out.UNSETTLED):
+            writing.flush()
+            storage.sync_file(writing.fileno())
+            writing.close()
+            storage.await_whole(path, part.size)
+        self._open.discard(part)
+        folder = self._destinations.folder(to)
+        name = part_name(folder.token, file)
+        try:
+            self._context.storage.rename(path, f"{self._folder}/{name}")
+        except OSError as error:
+            raise fan_out.dropped(self._folder, error) from error
+        self._parts[name] = folder
+        if not storage.syncs_files:
+            self._unsynced.append(name)
+        self._durability = max(self._durability, storage.durability, key=_DURABILITIES.index)
+        if to.layout.is_topic:
+            self._topics[to.name] = part._sender
+
+    def _drop(self, draft: str) -> None:
+        self._context.storage.unlink(f"{self._folder}/{draft}")
+
+    def _headers(self, out: Out) -> Headers:
+        """Return the headers of a message: what is not said is that of the message it is made of."""
+        message, name = self._message, self._message._name
+        properties = {key: value for key, value in name.properties.items() if _is_inherited(key, value)}
+        properties |= out.fields.get("properties") or {}
+        return Headers(
+            **{
+                "priority": name.priority,
+                "correlation_id": name.correlation_id or message.id,
+                **out.fields,
+                "properties": {key: value for key, value in properties.items() if value is not None},
+            }
+        )
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def archive(self, claim: Claim) -> Location:
+        """Acknowledge the message, and send what was made of it; use this as the verb of a settlement."""
+        records = self._message._records
+        with nullcontext() if records is None else records.cursor.frozen():
+            return self._archive(claim) if self._parts else self._claims.archive(claim)
+
+    def _archive(self, claim: Claim) -> Location:
+        context = self._context
+        if self._durability != context.storage.durability:
+            context = replace(context, storage=context.storage.as_durable_as(self._durability))
+        own_name, folder = self._own_name(claim), self._folder
+        with error_context(fan_out.UNSETTLED):
+            for name in self._unsynced if context.storage.syncs_files else ():
+                context.storage.sync_path(f"{folder}/{name}")
+        try:
+            fan_out.send(context, claim, folder, self._parts, own_name)
+        except Unavailable:
+            if self._claims.is_changed(claim):
+                return self._claims.set_changed_aside(claim)
+            raise
+        self._folder = ""
+        return Location("processed", own_name) if context.config.history else Location("removed", "")
+
+    def distribute(self) -> None:
+        """Distribute what was published, as far as that is possible now; somebody else does the rest."""
+        for topic, sender in self._topics.items():
+            try:
+                sender._outlet.distribute()
+            except DropqError as error:
+                log.info("topic %s: what was published is distributed later: %s", topic, describe(error))
+
+    def withdraw(self) -> None:
+        """Remove what was not sent."""
+        for part in self._open:
+            part.close()
+        folder, self._folder = self._folder, ""
+        if folder and self._message._claim is not None:
+            fan_out.withdraw(self._context, folder)
+
+
+def _is_inherited(key: str, value: Any) -> bool:
+    """Return whether a property is handed on: a script may have written one that nobody can send."""
+    if key in _NOT_INHERITED or key.startswith(names.RESERVED):
+        return False
+    try:
+        names.check_property(key, value)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(out: object) -> None:
+    if not isinstance(out, Out):
+        raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(out).__name__}")

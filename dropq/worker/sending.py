@@ -1,0 +1,205 @@
+"""What a handler makes of a message: it is staged as it comes, and goes out by the ack of the message.
+
+A worker takes nothing from a queue while a destination of its messages takes nothing, and for a while after something
+could not be staged, such as on a full disk: no message is delivered for work that could not be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from math import inf
+from types import GeneratorType, TracebackType
+from typing import Self
+
+from dropq.errors import DropqError
+from dropq.lifecycle.endings import growing
+from dropq.policies.send_limits import LOG_WAIT_EVERY, MustWait
+from dropq.queue.message import Message
+from dropq.queue.outputs import Destinations, Out, Outputs, Part
+from dropq.queue.subscription import Subscription
+from dropq.storage import reading
+from dropq.worker.sources import Taken
+
+log = logging.getLogger("dropq")
+
+#: Seconds after which a destination that takes nothing is asked again.
+RECHECK = 0.1
+#: Seconds for which a worker takes nothing, at least, after something could not be staged.
+LEAST_REST = 1.0
+
+
+class NotSent(Exception):
+    """Raised when what a handler made could not be staged; its cause says why."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextmanager
+def not_sent() -> Iterator[None]:
+    """Raise NotSent for what keeps a message from being staged."""
+    try:
+        yield
+    except (DropqError, MustWait, ValueError, TypeError) as error:
+        raise NotSent(error) from error
+
+
+def is_made(made: object) -> bool:
+    """Return whether what a handler returned is messages to send: an `Out`, several, or a generator of them."""
+    if isinstance(made, list | tuple):
+        return any(isinstance(each, Out) for each in made)
+    return isinstance(made, Out | GeneratorType)
+
+
+class Sending:
+    """What is made of one message; use it in a `with` block, at whose end what was not sent is removed."""
+
+    def __init__(self, message: Message, destinations: Callable[[], Destinations]) -> None:
+        self._message = message
+        self._destinations = destinations
+        self._outputs: Outputs | None = None
+        #: Whether something could not be staged that another time may be.
+        self.is_refused = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._outputs is not None:
+            self._outputs.withdraw()
+
+    @property
+    def outputs(self) -> Outputs:
+        """What is sent with the ack.
+
+        Raises:
+            NotSent: nothing can be sent with it.
+        """
+        if self._outputs is None:
+            with not_sent():
+                self._outputs = Outputs(self._message, self._destinations())
+        return self._outputs
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something may have been staged."""
+        return self._outputs is not None
+
+    def take(self, made: object) -> None:
+        """Stage what a handler returned, if that is messages to send; run a generator to its end.
+
+        Raises:
+            NotSent: it could not be staged; whatever a generator raises comes as it is.
+        """
+        if not is_made(made):
+            return
+        if isinstance(made, GeneratorType):
+            with closing(made):
+                for out in made:
+                    self._add([out])
+        else:
+            self._add([made] if isinstance(made, Out) else made)  # type: ignore[arg-type]
+
+    def begin(self, out: Out) -> Part | None:
+        """Begin a message whose body is written piece by piece; None if its queue discards it. Raise NotSent if not."""
+        with not_sent():
+            return self.outputs.begin(out)
+
+    def _add(self, outs: list[Out]) -> None:
+        with not_sent():
+            self.outputs.add_all(outs)
+
+    def ack(self) -> None:
+        """Acknowledge the message, and send what was made of it."""
+        outputs = self.outputs
+        self._message._settle(outputs.archive)
+        outputs.distribute()
+
+
+class Sendings:
+    """What one worker sends, and when it takes nothing because of that.
+
+    Args:
+        destinations: of queues by name, as far as they are known before the first message.
+        given_up: whether the worker is to stop.
+        client_id: the name of the worker; None without one.
+    """
+
+    def __init__(
+        self,
+        destinations: Mapping[str, Destinations] | None = None,
+        given_up: Callable[[], bool] = bool,
+        client_id: str | None = None,
+    ) -> None:
+        self._destinations = dict(destinations or {})
+        self._given_up = given_up
+        self._client_id = client_id or ""
+        self._told: dict[str, list[str]] = {}
+        self._why: dict[str, str] = {}
+        self._logs_at = 0.0
+        self._failures = 0
+        self._rests_until = 0.0
+
+    def of(self, taken: Taken) -> Sending:
+        """Return what is made of a message."""
+        return Sending(taken.message, lambda: self._destinations_of(taken.message))
+
+    def _destinations_of(self, message: Message) -> Destinations:
+        queue = message.queue
+        found = self._destinations.get(queue.name)
+        if found is None:
+            found = self._destinations[queue.name] = Destinations(
+                queue.context, queue.root.queue, given_up=self._given_up, client_id=self._client_id
+            )
+        return found
+
+    def tell(self, subscription: Subscription) -> None:
+        """Write beside a subscription's sign of life where its messages go, if that is new."""
+        found = self._destinations.get(subscription._context.name)
+        if found is not None and (addresses := found.addresses) != self._told.get(subscription.id, []):
+            self._told[subscription.id] = addresses
+            with suppress(OSError):  # it only informs
+                subscription._tell(addresses)
+
+    def rest(self, subscription: Subscription) -> None:
+        """Take nothing for a while, which grows, as something could not be staged."""
+        config = subscription._context.config
+        first, limit = max(config.redelivery_delay, LEAST_REST), max(config.redelivery_delay_limit, LEAST_REST)
+        self._rests_until = time.monotonic() + growing(first, config.redelivery_backoff, self._failures, limit)
+        self._failures += 1
+
+    def went_well(self) -> None:
+        """Note that something was sent: the next rest is a short one."""
+        self._failures = 0
+
+    @property
+    def rests_for(self) -> float:
+        """Seconds for which the worker takes nothing yet; 0 if it may take something."""
+        return max(self._rests_until - time.monotonic(), 0.0)
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which to ask again, while a destination takes nothing."""
+        return RECHECK if any(self._why.values()) else inf
+
+    def keeps_out(self, subscription: Subscription) -> bool:
+        """Return whether a destination takes nothing, so that nothing is to be taken from a queue; log why."""
+        context = subscription._context
+        found = self._destinations.get(context.name)
+        why = found.what_keeps() if found is not None else ""
+        if why and (why != self._why.get(context.name) or time.monotonic() >= self._logs_at):
+            self._logs_at = time.monotonic() + LOG_WAIT_EVERY
+            log.warning("nothing is taken from queue %s: %s", context.name, why)
+        self._why[context.name] = why
+        return bool(why)
+
+    def are_kept(self, subscription: Subscription) -> bool:
+        """Return whether messages wait that are not taken, as a destination takes nothing."""
+        context = subscription._context
+        if not self._why.get(context.name) and not self.rests_for:
+            return False
+        return any(reading.message_counts(context.layout.target, context.config.ignore))
