@@ -14,6 +14,7 @@ from itertools import chain
 from shlex import quote
 
 from dropq.diagnosis import staged_checks
+from dropq.diagnosis.work_checks import Workers
 from dropq.errors import ConfigError, DropqError
 from dropq.format import names
 from dropq.format.layout import STATES, UNSETTLED
@@ -50,8 +51,8 @@ class Explanation:
     Attributes:
         message: the message.
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
-            `delay`, `receiver`, `unreadable`, `settling`; for a message that is held: `held`, `lease`, `lapsed`,
-            `dead`, `expired`, `unleased`, `script`, `barrier`;
+            `delay`, `receiver`, `unreadable`, `settling`, `destination`;
+            for a message that is held: `held`, `lease`, `lapsed`, `dead`, `expired`, `unleased`, `script`, `barrier`;
             `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
@@ -207,7 +208,14 @@ class _Snapshot:
             return Decision(False, "turn", text, turns)
         if not self._alive:
             return Decision(True, "ready", "no consumer is subscribed: the first that asks gets it")
+        if len(kept := self._workers.kept) == len(self._alive):
+            text = f"its workers take nothing, as {next(iter(kept.values()))}"
+            return Decision(False, "destination", text, self._alive)
         return Decision(True, "ready", "the first subscription that asks gets it", self._alive)
+
+    @cached_property
+    def _workers(self) -> Workers:
+        return Workers(self._context, self._signs)
 
     def delayed(self, file: MessageFile) -> Decision:
         """Return until when a message is delayed."""

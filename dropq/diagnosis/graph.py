@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.diagnosis.selector_checks import may_have_letters
+from dropq.diagnosis.work_checks import Workers, what_keeps
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -121,6 +122,7 @@ class _Listing:
             self._routes,
             self._receivers,
             self._letters,
+            self._work,
         ):
             try:
                 stuck += find(context, counts) or ()
@@ -239,6 +241,12 @@ class _Listing:
         if letters is not None and may_have_letters(context):
             stuck = "" if letters in self._opened else f"{letters} is missing"
             self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
+
+    def _work(self, context: QueueContext, counts: dict[str, int]) -> None:
+        """Note where living workers send what they make of a queue's messages."""
+        addresses = {address for told in Workers(context).to.values() for address in told}
+        for address in sorted(addresses):
+            self._edges.append(Edge(context.name, address, WORK, stuck=what_keeps(context, [address])))
 
 
 def _kind(context: QueueContext) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 MISSING, FOLDER, ADDRESSES = "missing", "folder", "addresses"
 #: The kind of an edge that dead letters take.
 LETTERS = "dead-letter"
+#: The kind of an edge by which living workers send what they make of a queue's messages.
+WORK = "work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Edge:
     Attributes:
         source: the name of the node that they leave.
         to: the name of the node that they go to.
-        kind: move, copy or bounce, by a selector; route; subscription or view, of a topic; dead-letter.
+        kind: move, copy or bounce, by a selector; route; subscription or view, of a topic; dead-letter; work, as
+            living workers say.
         name: the name of the selector or the route; "" of any other.
         filter: which messages take it; None for all, and for a route.
         role: of a selector, when it is asked: normal, default or overflow; else "".

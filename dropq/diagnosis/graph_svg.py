@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import accumulate
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
 from dropq.diagnosis.graph_text import counted, credit, described, notes, shown, title
 
 #: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
@@ -50,6 +50,7 @@ _LINES = {
     "subscription": ("#2e7d32", ""),
     "view": ("#6a1b9a", ""),
     LETTERS: ("#78909c", "2 4"),
+    WORK: ("#ef6c00", ""),
 }
 
 

@@ -6,7 +6,7 @@ import math
 import string
 from collections.abc import Callable, Sequence
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
 from dropq.durations import format_duration
 from dropq.lifecycle.decision import count_of
 
@@ -60,7 +60,9 @@ def notes(node: Node) -> list[str]:
 def described(edge: Edge) -> str:
     """Return the kind of an edge and its name; for a selector whose role is not normal, the role, too."""
     role = f" ({edge.role})" if edge.role not in ("", "normal") else ""
-    return "dead letters" if edge.kind == LETTERS else f"{edge.kind} {shown(edge.name)}".rstrip() + role
+    if edge.kind == LETTERS:
+        return "dead letters"
+    return "by work" if edge.kind == WORK else f"{edge.kind} {shown(edge.name)}".rstrip() + role
 
 
 def credit(edge: Edge) -> str:

@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import islice
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
+from dropq.diagnosis.work_checks import Workers, waiting_for_each_other
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError, Unavailable
 from dropq.format import names
@@ -315,6 +316,7 @@ class _Snapshot:
         yield from self._absent_letters()
         yield from self._unfilled()
         yield from self._jam()
+        yield from self._waits_for_itself()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
@@ -435,6 +437,15 @@ class _Snapshot:
             text = f"its dead-letter queue {letters} is missing: what should go there goes to error/"
             yield Reason("absent-letters", f"{text}; {remedy(self._context.root.layout, letters)}")
 
+    @cached_property
+    def _workers(self) -> Workers:
+        return Workers(self._context)
+
+    def _waits_for_itself(self) -> Iterator[Reason]:
+        if self._workers.kept and (circle := waiting_for_each_other(self._context)):
+            text = f"its workers and those of the queues they send to wait for each other: {' -> '.join(circle)}"
+            yield Reason("full-circle", f"{text}; raise max_unprocessed of one, or let other consumers empty it")
+
     def notes(self) -> Iterator[Reason]:
         """Yield what is no fault, but explains the queue's state."""
         layout = self._context.layout
@@ -468,6 +479,8 @@ class _Snapshot:
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
+        if kept := list(self._workers.kept.values()):
+            yield Reason("destination", f"workers take nothing from it, as {kept[0]}", len(kept))
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")

@@ -68,7 +68,7 @@ def waits_for(context: QueueContext, path: str) -> str:
     states = Counter(part.state for part in map(OwnPart.of, files) if part is not None)
     copies = sum(part_of(file) is not None for file in files)
     left = [f"{count} for {state}/" for state, count in sorted(states.items())]
-    left += [f"{copies} for receivers"] if copies else []
+    left += [f"{copies} for {'receivers' if context.layout.is_topic else 'other queues'}"] if copies else []
     kept = [why for why in left_to_owners(context) if why.startswith(f"{folder}/")]
     others = sum(not is_part(file) and not is_reason(file) for file in files)
     parts = f"parts of it have not arrived: {', '.join(left)}" if left else "all parts of it have arrived"

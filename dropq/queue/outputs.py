@@ -15,9 +15,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import BufferedWriter
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue, Unavailable
 from dropq.format import names
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, Location
@@ -36,6 +36,8 @@ from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Draft
+
+T = TypeVar("T")
 
 log = logging.getLogger("dropq")
 
@@ -102,6 +104,7 @@ class Destinations:
         context: the queue.
         sender_of: returns what sends to an address.
         given_up: whether nobody waits any more until a queue has room.
+        on_new: called after an address was asked for that was not before.
         client_id: the name of who publishes to topics; "" without one.
     """
 
@@ -111,10 +114,12 @@ class Destinations:
         sender_of: Callable[[str], Sender],
         *,
         given_up: Callable[[], bool] = bool,
+        on_new: Callable[[], object] = bool,
         client_id: str = "",
     ) -> None:
         self.context = context
         self.given_up = given_up
+        self.on_new = on_new
         self._sender_of = sender_of
         self._client_id = client_id
         self._senders: dict[str, Sender] = {}
@@ -159,6 +164,7 @@ class Destinations:
             if len(self._senders) >= KEPT:
                 self._senders.pop(next(iter(self._senders)), None)
             self._senders[address] = sender  # RACE: threads may make two, which are equal
+            self.on_new()
         return sender
 
     def _check(self, to: QueueContext) -> None:
@@ -203,10 +209,10 @@ class Destinations:
             to = sender._instead(missing)._destination
         fan_out.try_rename(self.context, to)
 
-    def what_keeps(self) -> str:
-        """Return which destination takes nothing now, and why; "" if each takes what is sent, or discards it."""
-        for address in self.addresses:
-            if why := self._keeps(self.sender(address)):
+    def what_keeps(self, addresses: Iterable[str] | None = None) -> str:
+        """Return which of its addresses, or of others, takes nothing now, and why; "" if each takes or discards it."""
+        for address in self.addresses if addresses is None else addresses:
+            if why := self._keeps(self._senders.get(address) or self._sender_of(address)):
                 return f"{address} takes nothing: {why}"
         return ""
 
@@ -219,9 +225,9 @@ class Destinations:
                 sender._missing_queue_sender()
                 return ""  # who sends to it finds another that takes it, or says that it is gone
             return sender._send_limits().what_keeps()
-        except NoSuchQueue:
+        except (NoSuchQueue, InvalidName):
             return ""
-        except Unavailable as error:
+        except DropqError as error:
             return str(error)
 
 
@@ -297,12 +303,15 @@ class Outputs:
     @staticmethod
     def _claims_of(message: MessageView) -> Claims:
         """Return what settles a message as a whole."""
-        records, what = message._records, f"message {message.id} of queue {message.context.name}"
-        if records is not None and records.cursor.others:
-            raise ValueError(f"{what}: some of its records were settled otherwise, so it cannot be sent on as a whole")
+        records = message._records
         settlement = message._settlement if records is None else records.claims
+        why = ""
+        if records is not None and records.cursor.others:
+            why = "some of its records were settled otherwise, so it cannot be acknowledged as a whole"
         if not isinstance(settlement, Claims) or not message._claimed().ours:
-            raise ValueError(f"{what} is not held by dropq alone, so nothing can go out with its ack")
+            why = "others hold it, too, or a script, so nothing can go out with its ack"
+        if why or not isinstance(settlement, Claims):
+            raise ValueError(f"message {message.id} of queue {message.context.name}: {why}; nothing was settled")
         return settlement
 
     # -- what goes out ---------------------------------------------------------------------------------------------
@@ -318,20 +327,12 @@ class Outputs:
         """
         outs = list(outs)
         for out in outs:
-            _check(out)
-        for address, count in Counter(out.to for out in outs).items():
+            if not isinstance(out, Out):
+                raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(out).__name__}")
+        for address, count in Counter(out.to for out in outs).items() if len(outs) > 1 else ():
             self._taker(address, count)
         for out in outs:
-            self.add(out)
-
-    def add(self, out: Out) -> None:
-        """Stage a message; raise what `add_all` does."""
-        _check(out)
-        part = self.begin(out)
-        if part is not None:
-            data = out.body
-            part.write(data.encode() if isinstance(data, str) else data)
-            part.finish()
+            self._begun(out, self._written)
 
     def begin(self, out: Out) -> Part | None:
         """Begin a message whose body is written piece by piece; return None if its queue discards it.
@@ -340,16 +341,24 @@ class Outputs:
             TooManyOutputs: `MOST` messages were made of this one.
             QueueFull, NoSuchQueue, ConfigError, StorageError: as of `add_all`.
         """
+        return self._begun(out, self._part)
+
+    def _begun(self, out: Out, begin: Callable[[Sender, Out, str], T]) -> T | None:
+        """Begin a message in the staged folder by `begin`, with who takes it; return None if its queue discards it."""
         if self._count >= MOST:
             raise TooManyOutputs(f"message {self._message.id}: more than {MOST} messages were made of it")
-        sender = self._taker(out.to, 1)
-        if sender is None:
+        if (sender := self._taker(out.to, 1)) is None:
             return None
+        claim = self._message._claimed()
+        folder = self._folder or fan_out.new_folder(self._context, claim, self._own_name(claim))
+        self._folder = folder
         try:
-            return self._begun(sender, out)
+            begun = begin(sender, out, folder)
         except NoSuchQueue as missing:
             sender = self._takers[out.to] = sender._instead(missing)
-            return self._begun(sender, out)
+            begun = begin(sender, out, folder)
+        self._count += 1
+        return begun
 
     def _taker(self, address: str, count: int) -> Sender | None:
         """Return the sender that takes so many messages for an address, after a wait for room; None discards them."""
@@ -380,17 +389,22 @@ class Outputs:
                     self._claims.extend(claim, lease_end(self._context.clock, lease))
                 renewed = time.monotonic()
 
-    def _begun(self, sender: Sender, out: Out) -> Part:
-        to = sender._destination
-        self._destinations.folder(to)
-        claim = self._message._claimed()
-        if not self._folder:
-            self._folder = fan_out.new_folder(self._context, claim, self._own_name(claim))
-        fd = fan_out.new_draft(self._context, self._folder, self._count, to)
+    def _part(self, sender: Sender, out: Out, folder: str) -> Part:
+        """Begin a message that is written piece by piece."""
+        self._destinations.folder(sender._destination)
+        fd = fan_out.new_draft(self._context, folder, self._count, sender._destination)
         part = Part(self, sender, out, self._count, fd)
-        self._count += 1
         self._open.add(part)
         return part
+
+    def _written(self, sender: Sender, out: Out, folder: str) -> None:
+        """Write a message whose body is there."""
+        to, body = sender._destination, out.body
+        file, _, _ = sender._address_of(body, self._headers(out))
+        destination = self._destinations.folder(to)
+        name = part_name(destination.token, file)
+        fan_out.write_part(self._context, folder, name, file, body.encode() if isinstance(body, str) else body, to)
+        self._note(name, destination, sender)
 
     def _own_name(self, claim: Claim) -> str:
         """Return the file name that an ack archives the message by."""
@@ -408,35 +422,38 @@ class Outputs:
             writing.close()
             storage.await_whole(path, part.size)
         self._open.discard(part)
-        folder = self._destinations.folder(to)
-        name = part_name(folder.token, file)
+        destination = self._destinations.folder(to)
+        name = part_name(destination.token, file)
         try:
             self._context.storage.rename(path, f"{self._folder}/{name}")
         except OSError as error:
             raise fan_out.dropped(self._folder, error) from error
-        self._parts[name] = folder
-        if not storage.syncs_files:
+        self._note(name, destination, part._sender)
+
+    def _note(self, name: str, destination: DestinationFolder, sender: Sender) -> None:
+        """Note a message that is whole."""
+        to = sender._destination
+        self._parts[name] = destination
+        if not to.storage.syncs_files:
             self._unsynced.append(name)
-        self._durability = max(self._durability, storage.durability, key=_DURABILITIES.index)
+        if to.storage.durability != self._durability:
+            self._durability = max(self._durability, to.storage.durability, key=_DURABILITIES.index)
         if to.layout.is_topic:
-            self._topics[to.name] = part._sender
+            self._topics[to.name] = sender
 
     def _drop(self, draft: str) -> None:
         self._context.storage.unlink(f"{self._folder}/{draft}")
 
     def _headers(self, out: Out) -> Headers:
         """Return the headers of a message: what is not said is that of the message it is made of."""
-        message, name = self._message, self._message._name
+        message, name, fields = self._message, self._message._name, out.fields
+        correlation_id = name.correlation_id or message.id
         properties = {key: value for key, value in name.properties.items() if _is_inherited(key, value)}
-        properties |= out.fields.get("properties") or {}
-        return Headers(
-            **{
-                "priority": name.priority,
-                "correlation_id": name.correlation_id or message.id,
-                **out.fields,
-                "properties": {key: value for key, value in properties.items() if value is not None},
-            }
-        )
+        if not fields:
+            return Headers(priority=name.priority, correlation_id=correlation_id, properties=properties or None)
+        properties |= fields.get("properties") or {}
+        said = {"priority": name.priority, "correlation_id": correlation_id, **fields}
+        return Headers(**{**said, "properties": {key: each for key, each in properties.items() if each is not None}})
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -489,8 +506,3 @@ def _is_inherited(key: str, value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check(out: object) -> None:
-    if not isinstance(out, Out):
-        raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(out).__name__}")

@@ -190,23 +190,50 @@ def new_draft(context: QueueContext, folder: str, number: int, destination: Queu
         ConfigError: the destination lies where no rename leads to.
         DropqError: this user may not send there, or the file system refused.
     """
-    working, storage = destination.layout.working, destination.storage
-    path = f"{working}/{names.plain_name(destination.root.ids.next(), 4, 'B')}"
-    with destination.error_context(UNSETTLED):
-        fd = storage.create(path)
+    path = f"{destination.layout.working}/{names.plain_name(destination.root.ids.next(), 4, 'B')}"
     try:
-        context.storage.rename(path, f"{folder}/{part_draft(number)}")
+        fd = destination.storage.create(path)
     except OSError as error:
+        raise destination.refused(error, UNSETTLED) from error
+    try:
+        _take_in(context, path, f"{folder}/{part_draft(number)}", destination)
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
+
+
+def write_part(
+    context: QueueContext, folder: str, name: str, file: str, body: bytes, destination: QueueContext
+) -> None:
+    """Write a part whose body is there as the draft of a send, and move it to a staged folder; raise as `new_draft`.
+
+    Args:
+        name: its name in the folder.
+        file: the file name that it will have at its destination.
+    """
+    working, storage = destination.layout.working, destination.storage
+    path = f"{working}/{file}"
+    try:
+        storage.write_new(path, body, sole_in=working)
+    except OSError as error:
+        raise destination.refused(error, UNSETTLED) from error
+    _take_in(context, path, f"{folder}/{name}", destination)
+
+
+def _take_in(context: QueueContext, path: str, staged: str, destination: QueueContext) -> None:
+    """Move a draft from working/ of its destination to a staged folder; remove it if that fails."""
+    try:
+        context.storage.rename(path, staged)
+    except OSError as error:
         with suppress(OSError):
-            storage.unlink(path)
+            destination.storage.unlink(path)
         if error.errno == errno.EXDEV:
             raise ConfigError(
                 f"queue {destination.name} lies where no rename from queue {context.name} leads to: what is made of a "
                 f"message goes out by one rename; {UNSETTLED}"
             ) from error
-        raise dropped(folder, error) from error
-    return fd
+        raise dropped(os.path.dirname(staged), error) from error
 
 
 def dropped(folder: str, error: OSError) -> DropqError:
@@ -569,9 +596,15 @@ class _Mover:
 
     def move_outputs(self, parts: Mapping[str, DestinationFolder]) -> bool:
         """Move the messages that this process has made; return whether all of them have left the folder."""
-        self._destinations = {destination.token: destination for destination in parts.values()}
         self._came_to = set()
-        return self.move(list(parts))
+        left = []
+        for part, destination in parts.items():
+            try:
+                self._send(destination, f"{self._folder}/{part}", part.partition("~")[2])
+            except OSError:
+                left.append(part)
+        self._destinations = {destination.token: destination for destination in parts.values()}
+        return not left or self.move(left)
 
     def move(self, files: Sequence[str]) -> bool:
         """Move what is in the folder beside the message; return whether all of it has left."""
@@ -699,11 +732,9 @@ class _Mover:
         """
         if not destination.is_there(self._root):
             raise FileNotFoundError(errno.ENOENT, "the queue is gone", destination.path)
-        context, storage = self._context, self._context.storage
-        layout = QueueLayout.flat(f"{self._root}/{destination.identity.path}")
-        folder = layout.target
+        context, storage, folder = self._context, self._context.storage, f"{destination.path}/target"
         if names.may_be_marked(own_name) and context.sidecars.parse(own_name).not_before:
-            folder = layout.delayed
+            folder = QueueLayout.flat(destination.path).delayed
             storage.make_folder(folder)
         try:
             storage.rename_guarded(source, f"{folder}/{own_name}")

@@ -801,7 +801,8 @@ class Storage:
         if not self.syncs_folders:
             return
         for folder in folders:
-            if self._nature(folder)[0]:
+            # A folder that is new for each message is where the folder above it is.
+            if (self._natures.get(os.path.dirname(folder)) or self._nature(folder))[0]:
                 continue
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -168,11 +168,43 @@ def requeue(
         return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
     which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
     destination = to or context
+    act: Callable[[Message], str | None]
     act = partial(_requeue, Moves(context), destination=destination, keep_expiration=keep_expiration)
+    messages = select(context, which)
+    if to is None:
+        act, messages = _unless_made_for_another(act), _without_unwanted(messages, which)
     return _carried(
-        CarrierTo(context, destination),
-        each(context, which, select(context, which), act, f"requeued to {destination.name}"),
+        CarrierTo(context, destination), each(context, which, messages, act, f"requeued to {destination.name}")
     )
+
+
+def _is_for_another(message: Message) -> bool:
+    """Return whether a message in error/ was made of one of this queue, for a queue that is gone."""
+    return (
+        message.state == "error"
+        and _is_letter(message)
+        and (message.reason or {}).get("reason") == dead_letters.NO_SUCH_QUEUE
+    )
+
+
+def _without_unwanted(messages: Iterable[Message], which: Selection) -> Iterator[Message]:
+    """Yield messages, but those made for queues that are gone only if they were asked for."""
+    return (message for message in messages if which.wanted is not None or not _is_for_another(message))
+
+
+def _unless_made_for_another(act: Callable[[Message], str | None]) -> Callable[[Message], str | None]:
+    """Return an act that refuses messages made for queues that are gone."""
+
+    def acting(message: Message) -> str | None:
+        if _is_for_another(message):
+            queue, id = quote(message.context.name), quote(message.id)
+            raise Unavailable(
+                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
+                f"{queue} {id} --to-origin` sends it there, `--to QUEUE` elsewhere"
+            )
+        return act(message)
+
+    return acting
 
 
 def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:

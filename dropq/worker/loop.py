@@ -398,8 +398,8 @@ class Worker:
         message = taken.message
         settled_first = not message.held  # at most once: the message was archived before it was delivered
         outcome, settle, why = self._handle(message, message, sending)
-        if sending.is_used:
-            self._sendings.tell(taken.subscription)
+        if outcome != "acked":
+            sending.withdraw()
         try:
             if settled_first:
                 outcome = outcome if outcome == "acked" else "failed"
@@ -414,6 +414,7 @@ class Worker:
             if outcome != "acked" or not sending.is_used or not message.held:
                 raise
             outcome, settle, why = self._not_sent(error, message, sending)
+            sending.withdraw()
             settle()
         if sending.is_refused:
             self._sendings.rest(taken.subscription)
@@ -481,6 +482,8 @@ class Worker:
             log.warning("message %s goes back, as what was made of it was not sent: %s", message.id, error)
         elif not isinstance(error, LeaseLost):
             return "failed", partial(message.fail, str(error)), str(error)
+        elif message.state != "processing":
+            log.warning("what was made of message %s was not sent, as its handler settled it: %s", message.id, error)
         return "returned", partial(message.release, counted=False), ""
 
     def _is_stopped_by_signal(self, error: Exception) -> bool:

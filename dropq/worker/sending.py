@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from math import inf
 from types import GeneratorType, TracebackType
 from typing import Self
@@ -69,6 +70,10 @@ class Sending:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Remove what was staged; call it while the message is held."""
         if self._outputs is not None:
             self._outputs.withdraw()
 
@@ -138,7 +143,6 @@ class Sendings:
         self._destinations = dict(destinations or {})
         self._given_up = given_up
         self._client_id = client_id or ""
-        self._told: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
         self._logs_at = 0.0
         self._failures = 0
@@ -146,24 +150,27 @@ class Sendings:
 
     def of(self, taken: Taken) -> Sending:
         """Return what is made of a message."""
-        return Sending(taken.message, lambda: self._destinations_of(taken.message))
+        return Sending(taken.message, lambda: self._destinations_of(taken))
 
-    def _destinations_of(self, message: Message) -> Destinations:
-        queue = message.queue
+    def _destinations_of(self, taken: Taken) -> Destinations:
+        queue = taken.message.queue
         found = self._destinations.get(queue.name)
         if found is None:
             found = self._destinations[queue.name] = Destinations(
-                queue.context, queue.root.queue, given_up=self._given_up, client_id=self._client_id
+                queue.context,
+                queue.root.queue,
+                given_up=self._given_up,
+                on_new=partial(self.tell, taken.subscription),
+                client_id=self._client_id,
             )
         return found
 
     def tell(self, subscription: Subscription) -> None:
-        """Write beside a subscription's sign of life where its messages go, if that is new."""
+        """Write beside a subscription's sign of life where its messages go."""
         found = self._destinations.get(subscription._context.name)
-        if found is not None and (addresses := found.addresses) != self._told.get(subscription.id, []):
-            self._told[subscription.id] = addresses
+        if found is not None and found.addresses:
             with suppress(OSError):  # it only informs
-                subscription._tell(addresses)
+                subscription._tell(found.addresses)
 
     def rest(self, subscription: Subscription) -> None:
         """Take nothing for a while, which grows, as something could not be staged."""

@@ -1,0 +1,730 @@
+"""What work makes: it goes out by the commit that acknowledges the message it was made of, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import unprivileged
+from helpers import Clock, Make, base, drop, files, make_queue, other_file_system, reopened, take, until, where
+from workers import Working, counted, reason_in
+
+import dropq
+from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Out, Queue, QueueFull, StorageError, aio, work
+from dropq.queue import outputs as outputs_module
+from dropq.storage.files import Storage
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return make_queue(tmp_path)
+
+
+@pytest.fixture
+def other(queue: Queue) -> Queue:
+    return queue.root.create_queue("other")
+
+
+def bodies(queue: Queue, state: str = "target") -> list[bytes]:
+    """The bodies that lie in a state, in order of delivery."""
+    return [message.body for message in queue.browse(state)]
+
+
+def staged(queue: Queue) -> list[str]:
+    """What lies in staged/."""
+    folder = base(queue) / ".dropq/staged"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+
+
+# -- what goes out ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_made_of_a_message_is_sent_with_its_ack(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    message = take(queue)
+    message.ack(send=Out("other", b"A"))
+    assert message.state == "processed" and where(queue) == {"processed": [b"a"]}
+    assert bodies(other) == [b"A"]
+    assert staged(queue) == [] and files(base(other) / "working") == {}
+
+
+def test_several_go_to_several_queues_and_to_the_queue_itself(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    take(queue).ack(send=[Out(other, b"1"), Out("other", "2"), Out(queue, b"again"), Out("other", b"3")])
+    assert sorted(bodies(other)) == [b"1", b"2", b"3"]
+    assert where(queue) == {"processed": [b"a"], "target": [b"again"]}
+
+
+def test_what_is_not_said_is_the_message_s(queue: Queue, other: Queue) -> None:
+    properties = {"page": 7, "JMSXGroupID": "g", "JMSXGroupSeq": 3, "zmq_parts": 2, "gone": "x"}
+    sent = queue.send(
+        b"a", priority=9, type="scan", reply_to="q", expires_in=60, properties=properties, message_class="M"
+    )
+    take(queue).ack(send=Out("other", "A", properties={"page": 8, "gone": None, "more": True}))
+    (made,) = other.browse("target")
+    assert made.priority == 9 and made.correlation_id == sent.id
+    assert made.properties == {"page": 8, "JMSXGroupID": "g", "more": True}
+    assert (made.type, made.reply_to, made.expiration, made.message_class) == (None, None, None, "T")
+    take(other).ack(send=Out("q", b"B", priority=1, type="t"))
+    (again,) = queue.browse("target")
+    assert again.correlation_id == sent.id and (again.priority, again.type) == (1, "t")
+
+
+def test_a_delay_and_an_expiration_count_from_the_staging(make: Make, clock: Clock) -> None:
+    queue = make()
+    other = queue.root.create_queue("other")
+    queue.send(b"a")
+    message = take(queue)
+    clock.ms += 5_000
+    message.ack(send=Out("other", b"later", delay=10, expires_in=60))
+    assert where(other) == {"delayed": [b"later"]}
+    (made,) = other.browse("delayed")
+    assert made.expiration is not None
+    assert int(made.expiration.timestamp() * 1000) == clock.ms + 60_000
+    clock.ms += 10_001
+    other.sweep()
+    assert bodies(other) == [b"later"]
+
+
+def test_a_topic_s_subscriptions_have_it_after_the_ack(queue: Queue) -> None:
+    topic = queue.root.create_topic("t")
+    subscription = topic.create_subscription("s", client_id="c")
+    queue.send(b"a")
+    take(queue).ack(send=Out("t", b"A"))
+    assert bodies(subscription) == [b"A"]
+
+
+def test_what_goes_to_a_view_is_published_to_its_topic(queue: Queue) -> None:
+    topic = queue.root.create_topic("t")
+    view = queue.root.create_queue("v", underlying_topic="t")
+    subscription = topic.create_subscription("s", client_id="c")
+    queue.send(b"a")
+    take(queue).ack(send=Out("v", b"A"))
+    assert bodies(subscription) == bodies(view) == [b"A"]
+
+
+def test_an_answer_goes_to_the_requester_with_the_ack(queue: Queue) -> None:
+    with Working(queue, lambda message: Out(message.reply_to, message.body.upper())):
+        answer = queue.request(b"a", 60)
+    assert answer is not None and answer.body == b"A"
+
+
+def test_a_message_that_came_back_is_archived_with_its_deliveries(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    take(queue).nack(0)
+    take(queue).ack(send=Out("other", b"A"))
+    (archived,) = queue.browse("processed")
+    assert archived.delivery_count == 2
+
+
+def test_a_foreign_file_keeps_its_name_in_the_history(queue: Queue, other: Queue) -> None:
+    drop(queue, "report.csv", b"a")
+    queue = reopened(queue)
+    until(lambda: queue.counts()["target"] == 1, "the file")
+    with queue.subscribe() as subscription:
+        message = subscription.receive(60)
+        assert message is not None
+        message.ack(send=Out("other", b"A"))
+    assert os.listdir(base(queue) / "processed") == ["report.csv"]
+    assert bodies(other) == [b"A"]
+
+
+def test_without_a_history_the_message_is_gone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, history=False)
+    other = queue.root.create_queue("other")
+    queue.send(b"a")
+    take(queue).ack(send=Out("other", b"A"))
+    assert where(queue) == {} and bodies(other) == [b"A"]
+
+
+def test_a_bundle_that_is_acknowledged_whole_may_send(queue: Queue, other: Queue) -> None:
+    queue.send(b"1\n2\n", type="text")
+    message = take(queue)
+    for record in message.records():
+        record.ack()
+        break
+    message.ack(send=Out("other", b"A"))
+    assert where(queue) == {"processed": [b"1\n2\n"]} and bodies(other) == [b"A"]
+
+
+def test_the_credit_of_a_message_is_freed_by_the_ack(queue: Queue, other: Queue) -> None:
+    source = queue.root.create_queue("source")
+    source.add_selector("s", to="q", credit=1)
+    source.send_many([b"1", b"2"])
+    source.route()
+    take(queue).ack(send=Out("other", b"A"))
+    source.route()
+    assert bodies(queue) == [b"2"]
+    (made,) = other.browse("target")
+    assert "via" not in made.name
+
+
+def test_the_durability_is_that_of_the_strictest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, durability="none")
+    strict = queue.root.create_queue("strict", durability="full")
+    loose = queue.root.create_queue("loose", durability="none")
+    queue.send(b"a")
+    message = take(queue)
+    bodies_synced, folders = list[str](), list[str]()
+    fsync = os.fsync
+
+    def noting(fd: int) -> None:
+        path = str(Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(tmp_path))
+        (folders if stat.S_ISDIR(os.fstat(fd).st_mode) else bodies_synced).append(path)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    message.ack(send=[Out(loose, b"1"), Out(strict, b"2")])
+    assert len(bodies_synced) == 2, "the body for the queue that syncs nothing is synced before the commit, too"
+    assert {"strict/target", "loose/target", "q/processing", "q/.dropq/staged"} <= set(folders)
+
+
+def test_a_part_has_the_modes_of_a_message_that_is_sent_there(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, file_mode="0600")
+    other = queue.root.create_queue("other", file_mode="0640")
+    queue.send(b"a")
+    take(queue).ack(send=Out("other", b"A"))
+    (made,) = (base(other) / "target").iterdir()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o640
+
+
+# -- nothing goes out ------------------------------------------------------------------------------------------------
+
+
+def test_who_lost_the_claim_sends_nothing(make: Make, clock: Clock) -> None:
+    queue = make()
+    other = queue.root.create_queue("other")
+    queue.send(b"a")
+    message = take(queue)
+    message.extend(60)
+    clock.ms += 61_000
+    queue.sweep()
+    with pytest.raises(LeaseLost):
+        message.ack(send=Out("other", b"A"))
+    assert bodies(other) == [] and bodies(queue) == [b"a"]
+    clock.ms += 2 * 24 * 3_600_000
+    queue.sweep()  # makes a fence there
+    queue.sweep()
+    assert staged(queue) == []
+
+
+def test_a_missing_queue_leaves_the_message_held(queue: Queue) -> None:
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(NoSuchQueue, match="no queue 'nope'"):
+        message.ack(send=[Out("q", b"1"), Out("nope", b"2")])
+    assert message.held and staged(queue) == [] and where(queue) == {"processing": [b"a"]}
+    message.ack(send=Out("q", b"1"))
+    assert bodies(queue) == [b"1"]
+
+
+def test_for_a_missing_queue_the_dead_letter_queue_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "dropq.toml").write_text('dead_letter_queue = "dlq"\n')
+    queue = make_queue(tmp_path)
+    letters = queue.root.create_queue("dlq")
+    queue.send(b"a")
+    take(queue).ack(send=Out("nope", b"A", delay=60))
+    (letter,) = letters.browse("target")
+    assert (letter.body, letter.origin, letter.dead_letter_reason) == (b"A", "nope", "no_such_queue")
+
+
+def test_a_full_queue_that_rejects_leaves_the_message_held(queue: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="reject")
+    full.send(b"1")
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(QueueFull, match="queue full is full"):
+        message.ack(send=Out("full", b"A"))
+    assert message.held and staged(queue) == []
+    take(full).ack()
+    message.ack(send=Out("full", b"A"))
+    assert bodies(full) == [b"A"]
+
+
+def test_a_full_queue_that_discards_gets_nothing_and_the_rest_goes_out(queue: Queue, other: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="discard")
+    full.send(b"1")
+    queue.send(b"a")
+    take(queue).ack(send=[Out("full", b"A"), Out("other", b"B")])
+    assert bodies(full) == [b"1"] and bodies(other) == [b"B"] and where(queue) == {"processed": [b"a"]}
+
+
+def test_an_overflow_selector_s_queue_takes_what_a_full_queue_does_not(queue: Queue, other: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="reject")
+    full.add_selector("spill", to="other", role="overflow")
+    full.send(b"1")
+    queue.send(b"a")
+    take(queue).ack(send=Out("full", b"A"))
+    assert bodies(full) == [b"1"] and bodies(other) == [b"A"]
+
+
+def test_an_ack_waits_for_room_and_renews_its_lease(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="block")
+    full.send(b"1")
+    queue.send(b"a")
+    with queue.subscribe(lease_period=0.6) as subscription:
+        message = subscription.receive()
+        assert message is not None
+        deadline = message._claim.deadline if message._claim is not None else 0
+        holder = take(reopened(full))
+
+        def settle() -> None:
+            until(lambda: message._claim is not None and message._claim.deadline > deadline, "a renewed lease")
+            holder.ack()
+
+        thread = threading.Thread(target=settle)
+        thread.start()
+        message.ack(send=Out("full", b"A"))
+        thread.join()
+    assert bodies(full) == [b"A"] and where(queue) == {"processed": [b"a"]}
+
+
+def test_a_full_queue_itself_may_be_sent_to(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_unprocessed=1, overflow="reject")
+    queue.send(b"a")
+    take(queue).ack(send=Out("q", b"again"))
+    assert bodies(queue) == [b"again"]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"semantics": "at-most-once"}, "semantics"), ({"barrier_expression": "JMSType = 'b'"}, "barrier_expression")],
+)
+def test_where_nothing_can_go_out_with_an_ack_it_is_refused(tmp_path: Path, options: dict[str, Any], key: str) -> None:
+    queue = make_queue(tmp_path, **options)
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(ConfigError, match=key):
+        message.ack(send=Out("q", b"A"))
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+def test_a_bundle_of_which_records_were_settled_otherwise_sends_nothing(queue: Queue) -> None:
+    queue.send(b"1\n2\n", type="text")
+    message = take(queue)
+    first = next(message.records())
+    first.reject("bad")
+    with pytest.raises(ValueError, match="some of its records were settled otherwise"):
+        message.ack(send=Out("q", b"A"))
+    assert message.held
+    message.ack()
+    assert where(queue) == {"processed": [b"1\n2\n"], "error": [b"1\n"]}
+
+
+@pytest.mark.parametrize(
+    ("make_out", "error", "words"),
+    [
+        (lambda: Out(None, b""), ValueError, "reply_to is None"),
+        (lambda: Out("q", 1), TypeError, "a body is bytes or text"),  # type: ignore[arg-type]
+        (lambda: Out("q", b"", ttl=1), TypeError, "is it expires_in?"),
+    ],
+)
+def test_an_out_that_cannot_be_sent_is_refused_when_it_is_made(
+    make_out: Callable[[], Out], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make_out()
+
+
+def test_what_no_name_can_hold_is_refused_before_anything_is_settled(queue: Queue) -> None:
+    queue.send(b"a")
+    message = take(queue)
+    for bad, error in (
+        (Out("a/../b", b""), dropq.InvalidName),
+        (Out("q", b"", priority=1 << 40), ValueError),
+        (Out("q", b"", properties={"NOT": 1}), ValueError),
+        (Out("q", b"", delay="soon"), ValueError),
+        ("q", TypeError),
+    ):
+        with pytest.raises(error):
+            message.ack(send=[bad])  # type: ignore[list-item]
+    assert message.held and staged(queue) == [] and where(queue) == {"processing": [b"a"]}
+
+
+def test_more_than_so_many_are_refused(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs_module, "MOST", 3)
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(ValueError, match="more than 3 messages"):
+        message.ack(send=[Out("q", b"x")] * 4)
+    assert message.held and where(queue) == {"processing": [b"a"]}
+    message.ack(send=[Out("q", b"x")] * 3)
+    assert len(bodies(queue)) == 3
+
+
+def test_another_file_system_is_refused(queue: Queue, request: pytest.FixtureRequest) -> None:
+    there = other_file_system(Path(queue.root.path))
+    if there is None:
+        pytest.skip("there is no other file system")
+    folder = Path(tempfile.mkdtemp(dir=there))
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    far = dropq.Root.create(folder).create_queue("far")
+    os.symlink(base(far), Path(queue.root.path) / "far")
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(ConfigError, match="no rename from queue q leads to"):
+        message.ack(send=Out("far", b"A"))
+    assert message.held and files(base(far) / "working") == {} and bodies(far) == []
+
+
+def test_who_may_not_send_there_sends_nothing(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    for folder in (Path(queue.root.path), *Path(queue.root.path).rglob("*")):
+        if folder.is_dir():
+            folder.chmod(0o777)
+    (base(other) / "working").chmod(0o555)
+
+    def refused() -> str:
+        message = take(reopened(queue))
+        try:
+            message.ack(send=Out("other", b"A"))
+        except StorageError as error:
+            message.release(counted=False)
+            return f"{error.errno} {message.state}"
+        return "sent"
+
+    assert unprivileged(refused) == f"{errno.EACCES} target"
+    assert staged(queue) == [] and bodies(other) == []
+
+
+def test_a_circle_through_a_topic_is_refused(queue: Queue) -> None:
+    queue.root.create_topic("t")
+    queue.root.create_queue("v", underlying_topic="t").add_selector("back", to="q")
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(ConfigError, match="q -> t -> v -> q"):
+        message.ack(send=Out("t", b"A"))
+    assert message.held
+
+
+def test_a_body_that_was_written_to_meanwhile_sends_nothing(queue: Queue, other: Queue) -> None:
+    drop(queue, "a.txt", b"a")
+    with reopened(queue).subscribe() as subscription:
+        message = subscription.receive(60)
+        assert message is not None
+        with open(message.path, "ab") as writing:
+            writing.write(b"more")
+        message.ack(send=Out("other", b"A"))
+        assert message.state == "error"
+    assert bodies(other) == [] and staged(queue) == []
+    assert reason_in(queue, "error")["reason"] == "body_changed"
+
+
+# -- after the commit ------------------------------------------------------------------------------------------------
+
+
+def committed_only(monkeypatch: pytest.MonkeyPatch, message: Message, *outs: Out) -> None:
+    """Commit what was made of a message, as a process that dies after that."""
+
+    def die(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dropq.staging.fan_out.roll_forward", die)
+        with pytest.raises(KeyboardInterrupt):
+            message.ack(send=list(outs))
+
+
+def test_a_sweep_goes_on_with_what_was_committed(queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.send(b"a")
+    committed_only(monkeypatch, take(queue), Out("other", b"A"), Out("other", b"B", delay=3600))
+    assert bodies(other) == [] and queue.counts()["processing"] == 1
+    assert reopened(queue).sweep().total == 1
+    assert where(other) == {"target": [b"A"], "delayed": [b"B"]} and where(queue) == {"processed": [b"a"]}
+    assert queue.fsck() == []
+
+
+def test_who_stages_tells_a_committed_ack_from_a_lost_one(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(b"a")
+    message = take(queue)
+    rename = Storage.commit
+
+    def no_answer(_: str) -> bool:
+        raise OSError(errno.EIO, "no answer")
+
+    def done_and_refused(self: Storage, source: str, destination: str) -> None:
+        rename(self, source, destination)
+        raise OSError(errno.EIO, "no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "commit", done_and_refused)
+        patched.setattr("dropq.staging.fan_out.is_committed", no_answer)
+        with pytest.raises(StorageError):
+            message.ack(send=Out("other", b"A"))
+    assert message.held and bodies(other) == []
+    message.ack(send=Out("other", b"B"))
+    assert bodies(other) == [b"A"] and where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("letters", [False, True])
+def test_a_part_whose_queue_is_gone_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool, letters: bool
+) -> None:
+    if letters:
+        (tmp_path / "dropq.toml").write_text('dead_letter_queue = "dlq"\n')
+    queue = make_queue(tmp_path)
+    root = queue.root
+    other = root.create_queue("other")
+    if letters:
+        root.create_queue("dlq")
+    queue.send(b"a")
+    committed_only(monkeypatch, take(queue), Out("other", b"A"))
+    root.delete_queue("other", force=True)
+    if anew:
+        other = root.create_queue("other")
+    reopened(queue).sweep()
+    place = root.queue("dlq") if letters else reopened(queue)
+    (letter,) = place.browse("target" if letters else "error")
+    assert (letter.body, letter.origin, letter.dead_letter_reason) == (b"A", "other", "no_such_queue")
+    assert where(queue).get("processed") == [b"a"]
+    if anew:
+        assert bodies(other) == []
+        if letters:
+            (outcome,) = place.requeue(to_origin=True)
+        else:
+            (outcome,) = place.move(other, state="error")
+        assert outcome.ok and bodies(other) == [b"A"]
+
+
+def test_a_plain_requeue_passes_over_what_was_made_for_another_queue(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(b"a")
+    committed_only(monkeypatch, take(queue), Out("other", b"A"))
+    queue.root.delete_queue("other", force=True)
+    queue = reopened(queue)
+    queue.sweep()
+    (letter,) = queue.browse("error")
+    assert list(queue.requeue()) == []
+    (outcome,) = queue.requeue([letter.id])
+    assert not outcome.ok and "--to-origin" in outcome.detail
+    again = queue.root.create_queue("again")
+    (outcome,) = queue.move(again, [letter.id], state="error")
+    assert outcome.ok and bodies(again) == [b"A"]
+
+
+def test_a_draft_of_a_dead_worker_is_removed_by_a_sweep(queue: Queue, other: Queue, clock: Clock) -> None:
+    queue.send(b"a")
+    message = take(queue)
+    outputs = outputs_module.Outputs(message, queue._destinations)
+    part = outputs.begin(Out("other", b""))
+    assert part is not None
+    part.write(b"x" * 100_000)
+    part.close()
+    assert [name.rpartition("/")[2] for name in staged(queue)][-1] == "0.draft"
+    assert queue.fsck() == []
+    message.release()
+    queue.sweep()
+    assert [name for name in staged(queue) if name.endswith("draft")] == []
+    assert bodies(other) == [] and files(base(other) / "working") == {}
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda other: Out(other, b"1"),
+        lambda other: [Out(other, b"1"), Out(other, b"2")],
+        lambda other: (Out(other, b"1"),),
+        lambda other: (Out(other, b"%d" % number) for number in (1, 2, 3)),
+    ],
+)
+def test_a_worker_sends_what_its_handler_returns(queue: Queue, other: Queue, made: Callable[[Queue], Any]) -> None:
+    queue.send(b"a")
+    expected = len(list(made(other))) if not isinstance(made(other), Out) else 1
+    assert counted(work(queue, lambda message: made(other), until_empty=True)) == {"acked": 1}
+    assert len(bodies(other)) == expected and where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("made", ["text", [1, 2], {"a": 1}, iter([]), 7])
+def test_whatever_else_a_handler_returns_does_not_count(queue: Queue, made: object) -> None:
+    queue.send(b"a")
+    assert counted(work(queue, lambda message: made, until_empty=True)) == {"acked": 1}
+
+
+def test_what_a_generator_made_before_it_failed_is_not_sent(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    closed = []
+
+    def handler(message: Message) -> Iterator[Out]:
+        try:
+            yield Out(other, b"1")
+            raise RuntimeError("broken")
+        finally:
+            closed.append(True)
+
+    assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+    assert bodies(other) == [] and closed == [True] and staged(queue) == []
+    assert reason_in(queue, "error")["detail"] == "RuntimeError: broken"
+
+
+def test_a_generator_that_yields_something_else_fails_its_message(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+
+    def handler(message: Message) -> Iterator[object]:
+        yield Out(other, b"1")
+        yield b"2"
+
+    assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+    assert "a dropq.Out, or several, not bytes" in reason_in(queue, "error")["detail"]
+    assert bodies(other) == []
+
+
+def test_too_many_outputs_fail_the_message_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, redelivery_attempts=5)
+    monkeypatch.setattr(outputs_module, "MOST", 3)
+    queue.send(b"a")
+    assert counted(work(queue, lambda message: [Out(queue, b"x")] * 4, until_empty=True)) == {"failed": 1}
+    assert reason_in(queue, "error")["reason"] == "too_many_outputs"
+
+
+def test_a_reply_to_that_is_missing_fails_its_message_alone(queue: Queue, other: Queue) -> None:
+    queue.send(b"a", reply_to="nobody")
+    queue.send(b"b", reply_to="other")
+    report = work(queue, lambda message: Out(message.reply_to, message.body), until_empty=True)
+    assert counted(report) == {"acked": 1, "failed": 1} and bodies(other) == [b"b"]
+    assert "no queue 'nobody'" in reason_in(queue, "error")["detail"]
+
+
+def test_a_handler_of_records_cannot_send(queue: Queue, other: Queue) -> None:
+    queue.send(b"1\n", type="text")
+    assert counted(work(queue, lambda record: Out(other, b"x"), until_empty=True, records=True)) == {"failed": 1}
+    assert bodies(other) == []
+
+
+def test_a_full_disk_gives_the_message_back_and_the_worker_rests(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(b"a")
+    write_new, full = Storage.write_new, [True]
+
+    def no_space(self: Storage, path: str, data: bytes, **how: Any) -> None:
+        if full and "/other/working/" in path:
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        write_new(self, path, data, **how)
+
+    monkeypatch.setattr(Storage, "write_new", no_space)
+    monkeypatch.setattr("dropq.worker.sending.LEAST_REST", 0.3)
+    taken: list[float] = []
+
+    def handler(message: Message) -> Out:
+        taken.append(time.monotonic())
+        return Out(other, message.body)
+
+    with Working(queue, handler) as working:
+        until(lambda: bodies(other) == [b"a"], "the message that was sent at last")
+    assert counted(working.report) == {"returned": 1, "acked": 1}
+    assert taken[1] - taken[0] >= 0.3
+    (archived,) = queue.browse("processed")
+    assert "JMSXDeliveryCount" not in archived.name
+
+
+def test_a_worker_takes_nothing_while_a_destination_is_full(queue: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="reject")
+    queue.send_many([b"1", b"2", b"3"])
+    with Working(queue, lambda message: Out("full", message.body)) as working:
+        until(lambda: bodies(full) == [b"1"], "the first")
+        for body in (b"1", b"2"):
+            message = reopened(full).receive(60)
+            assert message is not None and message.body == body
+            assert queue.counts()["processing"] <= 1
+            message.ack()
+        until(lambda: bodies(full) == [b"3"], "the last")
+    assert counted(working.report)["acked"] == 3
+    assert not any("JMSXDeliveryCount" in message.name for message in queue.browse("processed"))
+
+
+def test_a_worker_that_is_to_empty_a_queue_waits_for_room(queue: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="block")
+    queue.send_many([b"1", b"2"])
+    with Working(queue, lambda message: Out("full", message.body), until_empty=True) as working:
+        until(lambda: bodies(full) == [b"1"], "the first")
+        take(reopened(full)).ack()
+        until(lambda: bodies(full) == [b"2"], "the second")
+    assert counted(working.report) == {"acked": 2}
+
+
+def test_an_ack_that_waits_for_room_goes_back_when_the_worker_stops(queue: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="block")
+    queue.send(b"1")
+
+    def handler(message: Message) -> Out:
+        full.send(b"in between")
+        return Out("full", message.body)
+
+    with Working(queue, handler) as working:
+        until(lambda: bodies(full) == [b"in between"], "the other message")
+        until(lambda: queue.counts()["processing"] == 1, "the held one")
+    assert counted(working.report) == {"returned": 1}
+    (waiting,) = queue.browse("target")
+    assert waiting.delivery_count == 0
+
+
+def test_explain_health_and_graph_say_where_workers_send_and_why_they_take_nothing(queue: Queue) -> None:
+    full = queue.root.create_queue("full", max_unprocessed=1, overflow="block")
+    queue.send_many([b"1", b"2"])
+    with Working(queue, lambda message: Out("full", message.body)):
+        until(lambda: [found.why for found in queue.explain("target")] == ["destination"], "the reason")
+        (explained,) = queue.explain("target")
+        assert explained.detail == "its workers take nothing, as full takes nothing: queue full is full " + (
+            "(max_unprocessed = 1): senders wait"
+        )
+        assert [note.kind for note in queue.health().notes] == ["destination"]
+        edges = {(edge.source, edge.to, edge.kind): edge.stuck for edge in queue.root.graph().edges}
+        why = "full takes nothing: queue full is full (max_unprocessed = 1): senders wait"
+        assert edges["q", "full", "work"] == why
+        assert "by work" in queue.root.graph().mermaid() and "by work" in queue.root.graph().svg()
+        take(reopened(full)).ack()
+        until(lambda: bodies(full) == [b"2"], "the second")
+    assert [path.name for path in (base(queue) / ".dropq/consumers").iterdir()] == []
+
+
+def test_workers_that_wait_for_each_other_s_room_are_told(queue: Queue) -> None:
+    one = queue.root.create_queue("one", max_unprocessed=1, overflow="block")
+    two = queue.root.create_queue("two", max_unprocessed=1, overflow="block")
+    one.send(b"1")
+    two.send(b"2")
+    there = threading.Event()
+
+    def to(name: str) -> Callable[[Message], Out]:
+        def handler(message: Message) -> Out:
+            there.wait(60)
+            return Out(name, message.body)
+
+        return handler
+
+    with Working(one, to("two")), Working(two, to("one")):
+        there.set()
+        until(lambda: [each.kind for each in one.health().reasons] == ["full-circle"], "the circle")
+        (reason,) = one.health().reasons
+        assert "one -> two -> one" in reason.message
+
+
+def test_asyncio_sends_with_an_ack(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+
+    async def main() -> None:
+        async with aio.Queue(queue).subscribe() as subscription:
+            message = await anext(aiter(subscription))
+            await message.ack(send=[Out("other", b"A")])
+
+    asyncio.run(main())
+    assert bodies(other) == [b"A"] and where(queue) == {"processed": [b"a"]}
