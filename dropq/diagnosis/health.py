@@ -334,8 +334,7 @@ class _Snapshot:
         ages = [self._now - due for due in map(self._due, self._delayed)]
         if max(ages, default=0) <= UNSWEPT:
             return ages
-        signs = Signs(self._context.layout.consumers)
-        return [] if any(map(signs.is_verifiable, signs.living)) else ages
+        return [] if any(map(self._signs.is_verifiable, self._signs.living)) else ages
 
     def _killers(self) -> Iterator[Reason]:
         """Report the messages whose holders died, or lost their leases, again and again."""
@@ -438,8 +437,12 @@ class _Snapshot:
             yield Reason("absent-letters", f"{text}; {remedy(self._context.root.layout, letters)}")
 
     @cached_property
+    def _signs(self) -> Signs:
+        return Signs(self._context.layout.consumers)
+
+    @cached_property
     def _workers(self) -> Workers:
-        return Workers(self._context)
+        return Workers(self._context, self._signs)
 
     def _waits_for_itself(self) -> Iterator[Reason]:
         if self._workers.kept and (circle := waiting_for_each_other(self._context)):
@@ -556,9 +559,8 @@ class _Snapshot:
         No file says when a consumer died: its claims are as old as their last renewal.
         """
         # RACE: each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
-        signs = Signs(self._context.layout.consumers)
         claims = [file.claim for file in self._claimed if file.claim is not None and file.claim.ours]
-        statuses = [(claim_status(claim, signs, self._now - UNSWEPT), claim) for claim in claims]
+        statuses = [(claim_status(claim, self._signs, self._now - UNSWEPT), claim) for claim in claims]
         dead = [self._now - self._changed(claim.path) for why, claim in statuses if why == "dead"]
         # RACE: a claim that was renewed or settled since the listing is not there under this name.
         lapsed = [claim.deadline for why, claim in statuses if why == "lapsed" and reading.exists(claim.path)]
@@ -629,8 +631,7 @@ class _Snapshot:
 
     def _zmq_servers(self) -> list[str]:
         """Return the living servers for ZeroMQ, which hold nothing while they have no consumers."""
-        living = Signs(self._context.layout.consumers).living
-        return sorted(client_of(one) for one in living if one.startswith(ZMQ))
+        return sorted(client_of(one) for one in self._signs.living if one.startswith(ZMQ))
 
     def _holders(self) -> str:
         return f"`dropq browse {self._name} --explain --state processing` says by whom"

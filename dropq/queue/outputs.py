@@ -461,7 +461,10 @@ class Outputs:
         """Acknowledge the message, and send what was made of it; use this as the verb of a settlement."""
         records = self._message._records
         with nullcontext() if records is None else records.cursor.frozen():
-            return self._archive(claim) if self._parts else self._claims.archive(claim)
+            if self._parts:
+                return self._archive(claim)
+            self.withdraw()
+            return self._claims.archive(claim)
 
     def _archive(self, claim: Claim) -> Location:
         context = self._context

@@ -211,8 +211,8 @@ class SendingCommand(Runner):
 
     def sends(self, message: Message, sending: Sending) -> None:
         """Run the command, and stage what it writes; raise the exception that settles the message if that fails."""
-        writing = _Writing(sending, self._outs, sends_empty=self._sends_empty)
         try:
+            writing = _Writing(sending, self._outs, sends_empty=self._sends_empty)
             self.run(message, message.open, writing.write_lines if self._lines else writing.write)
             writing.end(sends_empty=self._sends_empty and not self._lines)
         except NotSent as error:
