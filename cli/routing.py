@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from . import output
-from .options import Json, QueueOrRoot
+from .options import QueueOrRoot, option
 from .output import NEGATIVE, OK
 from .shell import Shell, despite_closed_stdout
 
@@ -18,8 +18,7 @@ COLUMNS = ("queue", "kind", "name", "moved")
 def route(
     ctx: typer.Context,
     name: QueueOrRoot = None,
-    once: Annotated[bool, typer.Option("--once", help="End after one pass.")] = False,
-    json: Json = False,
+    once: Annotated[bool, option("--once", "End after one pass.")] = False,
 ) -> int:
     """Serve routes and selectors, and distribute what is published.
 
@@ -35,7 +34,7 @@ def route(
     from dropq.upkeep.sweep import sweeps_of_routers
     from dropq.worker.loop import Stop, stop_on_signals
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     sweep = sweeps_of_routers()
     served: Router | Routers
     if name is None:

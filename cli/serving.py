@@ -10,7 +10,7 @@ import typer
 from dropq.errors import Unavailable
 
 from . import output
-from .options import Json, QueueName, duration, lease_seconds
+from .options import QueueName, duration, lease_seconds, option
 from .output import OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -39,16 +39,10 @@ def _ack_seconds(text: str) -> float:
 def serve(
     ctx: typer.Context,
     name: QueueName,
-    zmq: Annotated[bool, typer.Option("--zmq", help="Serve clients of PZQ, over ZeroMQ.")] = False,
-    receive: Annotated[
-        str, typer.Option("--receive", metavar="ADDRESS", help="Where producers connect.")
-    ] = "tcp://127.0.0.1:11131",
-    send: Annotated[
-        str, typer.Option("--send", metavar="ADDRESS", help="Where consumers connect.")
-    ] = "tcp://127.0.0.1:11132",
-    monitor: Annotated[
-        str, typer.Option("--monitor", metavar="ADDRESS", help="Where monitors connect.")
-    ] = "tcp://127.0.0.1:11133",
+    zmq: Annotated[bool, option("--zmq", "Serve clients of PZQ, over ZeroMQ.")] = False,
+    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect.")] = "tcp://127.0.0.1:11131",
+    send: Annotated[str, option("--send ADDRESS", "Where consumers connect.")] = "tcp://127.0.0.1:11132",
+    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect.")] = "tcp://127.0.0.1:11133",
     ack_timeout: Annotated[
         float | None,
         duration(
@@ -57,26 +51,14 @@ def serve(
             help="How long a message is a consumer's; else the queue's lease_period, else 5s.",
         ),
     ] = None,
-    in_flight: Annotated[
-        int, typer.Option("--in-flight", metavar="N", min=1, help="How many messages may be at consumers at once.")
-    ] = 100,
-    hwm: Annotated[
-        int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait for each consumer.")
-    ] = 10,
+    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1)] = 100,
+    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1)] = 10,
     max_size: Annotated[
-        int,
-        typer.Option(
-            "--max-size", metavar="BYTES", parser=_bytes, help="The most bytes of a message; K, M and G may follow."
-        ),
+        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes)
     ] = "64M",  # type: ignore[assignment] # typer parses it
-    keys: Annotated[
-        str | None, typer.Option("--keys", metavar="DIR", help="Let in only those whose keys are here (CURVE).")
-    ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Pass on priority, properties and others as a JSON header.")
-    ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Let everybody in, also from other machines.")] = False,
-    json: Json = False,
+    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")] = None,
+    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header.")] = False,
+    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines.")] = False,
 ) -> int:
     """Serve a queue to clients of PZQ, over ZeroMQ.
 
@@ -98,7 +80,7 @@ def serve(
         raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     terms = Terms(
         receive=receive,
         send=send,

@@ -56,19 +56,22 @@ class GlobalOptions:
     root: str | None
     json: bool
 
+    def __post_init__(self) -> None:
+        if self.root == "":  # as a variable of a script may be
+            raise typer.BadParameter("it is empty: name the directory of the root", param_hint="'--root'")
+
 
 class Shell:
     """What a command needs besides its own arguments.
 
     Args:
         context: typer's, with the options before the command.
-        json: whether `--json` was given after the command.
         quiet: print no line for a message that nothing went wrong with, and no progress bar.
     """
 
-    def __init__(self, context: typer.Context, json: bool, quiet: bool = False) -> None:
+    def __init__(self, context: typer.Context, quiet: bool = False) -> None:
         given = cast(GlobalOptions, context.obj)
-        self.json = given.json or json
+        self.json = given.json
         self.quiet = quiet
         self._root = given.root
 
