@@ -111,18 +111,10 @@ def _ids(ctx: Any) -> Iterator[str]:
     return (message.id for message in _messages(ctx, states))
 
 
-def _receipts(ctx: Any) -> Iterator[str]:
-    return (message.file for message in _messages(ctx, ["processing"]) if message.owner)
-
-
 def _keys(ctx: Any) -> Iterator[str]:
     from dropq.config.schema import QueueConfig
 
     return (field.name for field in fields(QueueConfig))
-
-
-def _settings(ctx: Any) -> Iterator[str]:
-    return (f"{key}=" for key in _keys(ctx))
 
 
 _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
@@ -133,9 +125,9 @@ _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
     "OP": lambda ctx: OPERATIONS,
     "ROLE": lambda ctx: ROLES,
     "ID": _ids,
-    "RECEIPT": _receipts,
+    "RECEIPT": lambda ctx: (message.file for message in _messages(ctx, ["processing"]) if message.owner),
     "KEY": _keys,
-    "KEY=VALUE": _settings,
+    "KEY=VALUE": lambda ctx: (f"{key}=" for key in _keys(ctx)),
     "STATE": lambda ctx: ALL_STATES,
 }
 

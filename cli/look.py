@@ -88,7 +88,9 @@ def ls(
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
-        records.append(_counted(shell.queue(name)))
+        queue = shell.queue(name)
+        elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
+        records.append({"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused})
 
     found = shell.queues(queues) + ([] if queues else away_names(shell.root.context))
     names = found if queues or everything else [name for name in found if not is_temporary(name)]
@@ -107,11 +109,6 @@ def ls(
     elif len(names) < len(found) and (shell.on_terminal or not names):
         output.note(f"temporary queues that are not listed: {len(found) - len(names)}; --all lists them")
     return code
-
-
-def _counted(queue: Queue) -> dict[str, object]:
-    elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
-    return {"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused}
 
 
 def _show_elsewhere(records: list[dict[str, object]], column: str, *, as_json: bool) -> None:
@@ -149,7 +146,7 @@ def health(
 
     def records() -> Iterator[Record]:
         for report in reports:
-            codes.append(_health_code(report))
+            codes.append(OK if report.healthy else output.exit_code(report.error) if report.error else NEGATIVE)
             yield from [_health_record(report)] if shell.json else _health_lines(report)
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
@@ -157,12 +154,6 @@ def health(
         shell.check_root()
         shell.report_no_queues()
     return output.verdict(codes)
-
-
-def _health_code(health: Health) -> int:
-    if health.healthy:
-        return OK
-    return output.exit_code(health.error) if health.error else NEGATIVE
 
 
 def _health_record(health: Health) -> Record:

@@ -26,8 +26,7 @@ COMMANDS = {
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
-        "route": "routing",
-        "serve": "serving",
+        **dict.fromkeys(("route", "serve"), "serving"),
     },
     "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(

@@ -97,11 +97,9 @@ def unescape(text: str) -> str:
     r"""Undo `escape`; a backslash that begins no escape stays as it is."""
     if "\\" not in text:
         return text
-    return os.fsdecode(re.sub(rb"\\(\\|x[0-9a-fA-F]{2})", _byte, os.fsencode(text)))
-
-
-def _byte(found: re.Match[bytes]) -> bytes:
-    return b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)])
+    escapes = rb"\\(\\|x([0-9a-fA-F]{2}))"
+    raw = re.sub(escapes, lambda found: bytes([int(found[2], 16)]) if found[2] else b"\\", os.fsencode(text))
+    return os.fsdecode(raw)
 
 
 def visible(text: str) -> str:

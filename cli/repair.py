@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dropq.lifecycle.decision import count_of
+
 from . import output
 from .options import (
     All,
@@ -39,11 +41,6 @@ if TYPE_CHECKING:
     Act = Callable[[QueueContext, Selection], Iterator[Outcome]]
 
 
-#: The participle of each bulk verb, for the sum.
-_DONE = {
-    **{"requeue": "requeued", "replay": "replayed", "move": "moved", "expire": "expired", "remove": "removed"},
-    "acknowledge": "acknowledged",
-}
 #: The columns of `fsck`; on a terminal the path, which may be long, comes first.
 FINDING = ("level", "kind", "path", "detail", "repaired")
 FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
@@ -83,16 +80,13 @@ class Bulk:
 
 
 def _in_sum(verb: str, *, dry_run: bool) -> str:
-    return f"would_{verb}" if dry_run else _DONE[verb]
-
-
-def _many(count: int, which: str = "") -> str:
-    return "1 message" if count == 1 else f"{which}{count} messages"
+    return f"would_{verb}" if dry_run else f"{verb.removesuffix('e')}ed"
 
 
 def _those(count: int, filter: str | None) -> str:
     """Write which messages a question is about."""
-    return _many(count, "all ") if filter is None else f"what matches of {_many(count)}"
+    every = "" if count == 1 else "all "
+    return f"{every if filter is None else 'what matches of '}{count_of(count)}"
 
 
 def requeue(
@@ -296,7 +290,7 @@ def purge(
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
     task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, older_than, dry_run), yes)
     total = task.total()
-    which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
+    which = _those(total, filter) if older_than is None else f"what is old enough of {count_of(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
     expected = total if filter is None and older_than is None else None
     return task.run("remove", bulk.purge, expected, question=question, always_asks=True)

@@ -15,7 +15,7 @@ import typer
 
 from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
-from dropq.format.layout import ALL_STATES, ROUTES_FILE
+from dropq.format.layout import ROUTES_FILE
 from dropq.hints import nearest
 from dropq.lifecycle.queue_notes import topics
 from dropq.storage.reading import parse_toml
@@ -24,7 +24,7 @@ from . import output
 from .options import DryRun, QueueName, QueueNames, Settings, Yes, argument, option
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open, root_above
+from .shell import GlobalOptions, Shell, UsageError, in_states, report_open, root_above
 
 if TYPE_CHECKING:
     from dropq import Queue, Root
@@ -167,7 +167,7 @@ def delete(
     It refuses a queue that has messages to work on, unless --force is given. It removes a subscription, or a topic
     without subscriptions, likewise.
     """
-    from dropq.upkeep.queues import TO_WORK_ON, refuse_subscriptions, refuse_unsettled
+    from dropq.upkeep.queues import contents, refuse_subscriptions, refuse_unsettled, to_work_on
 
     shell = Shell(ctx)
     try:
@@ -176,10 +176,10 @@ def delete(
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     if queue.layout.is_topic:
         refuse_subscriptions(shell.root.context, queue.context)
-    counts = contents(queue)
+    counts = contents(queue.context)
     listed = in_states(counts)
     if dry_run:
-        refused = not force and any(counts[state] for state in counts if state in TO_WORK_ON or state not in ALL_STATES)
+        refused = not force and bool(to_work_on(counts))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK

@@ -304,16 +304,6 @@ def in_states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
 
 
-def contents(queue: Queue) -> dict[str, int]:
-    """Return how many messages are in each state of a queue, in folders of routing/, and on the way to other disks."""
-    routed = {f"routing/{name}": count for name, count in queue.routed().items()}
-    return {
-        **queue.counts(),
-        **routed,
-        **{f"transit to {destination}": count for destination, count in queue.in_transit().items()},
-    }
-
-
 def how_many(count: int, total: int | None, done: str) -> str:
     """Write how many were done and, where it is known, of how many."""
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
@@ -389,6 +379,27 @@ class DelayedInterrupt:
         if self.came:
             signal.default_int_handler(number, frame)
         self.came = True
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Callable[[int, Callable[[], None]], None]) -> Iterator[None]:
+    """Call a handler for signals in the block, with what restores their handlers.
+
+    What a parent has the command ignore, as nohup does, stays ignored.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = {number: each for number, each in before.items() if each not in (signal.SIG_IGN, None)}
+
+    def restore() -> None:
+        for number, each in taken.items():
+            signal.signal(number, each)
+
+    for number in taken:
+        signal.signal(number, lambda number, frame: handler(number, restore))
+    try:
+        yield
+    finally:
+        restore()
 
 
 @contextmanager

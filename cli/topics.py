@@ -23,7 +23,7 @@ from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument,
 from .output import OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, contents, in_states
+from .shell import Shell, in_states
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -163,7 +163,9 @@ def _client(given: str | None) -> str:
 
 def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
     """Return the contents of each subscription that is to be removed, by its address."""
-    return {queue.name: contents(queue) for queue in queues}
+    from dropq.upkeep.queues import contents
+
+    return {queue.name: contents(queue.context) for queue in queues}
 
 
 def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -6,12 +6,12 @@ the key and what is allowed. This module writes no files.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from dropq.config.load import toml_value
 from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
@@ -121,7 +121,7 @@ def text(selector: Selector) -> str:
     to = selector.to if selector.op != "bounce" or selector.returns_to == TO_REQUESTERS else list(selector.returns_to)
     values = {"to": to, "op": selector.op, "filter": selector.filter, "credit": selector.credit}
     values |= {"role": selector.role, "token": selector.token or None}
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in values.items() if value is not None)
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if value is not None)
 
 
 def given(selector: Selector, token: str) -> Selector:
@@ -242,7 +242,3 @@ def _token(table: Mapping[str, object], problems: _Problems) -> str:
 
 def _list(values: tuple[str, ...]) -> str:
     return f"{', '.join(values[:-1])} and {values[-1]}"
-
-
-def _toml(value: object) -> str:
-    return str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False)

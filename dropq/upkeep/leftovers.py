@@ -103,10 +103,6 @@ def _remove_tree(context: QueueContext, entry: os.DirEntry[str]) -> int:
     return 1
 
 
-def _is_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(GONE_PREFIX)
-
-
 def _is_of_no_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is the file of a receiver that is gone, or a draft of such a file."""
     is_draft, root = entry.name.startswith("."), context.root.layout.path
@@ -222,7 +218,7 @@ EMPTY_HELD = Kind("`held/OWNER/`", "held", ages.EMPTY_HELD, _is_empty, _remove_e
 
 #: What lies under the names of folders of the queue.
 KINDS = (
-    Kind("`.gone-*`", "private", ages.LEFTOVER, _is_given_up_name, _remove_tree),
+    Kind("`.gone-*`", "private", ages.LEFTOVER, lambda _, entry: entry.name.startswith(GONE_PREFIX), _remove_tree),
     Kind("`consumers/CLIENT-RANDOM`", "consumers", ages.LEFTOVER, _is_sign_of_nobody, _unlink),
     Kind("`streams/STREAM/`", "streams", ages.STREAM, _is_old_stream, _remove_tree),
     Kind("`acks/ID`", "acks", 0, _is_old_ack, _unlink, ""),
