@@ -62,12 +62,7 @@ class GlobalOptions:
 
 
 class Shell:
-    """What a command needs besides its own arguments.
-
-    Args:
-        context: typer's, with the options before the command.
-        quiet: print no line for a message that nothing went wrong with, and no progress bar.
-    """
+    """What a command needs besides its own arguments; a `quiet` command prints errors and sums, and no progress bar."""
 
     def __init__(self, context: typer.Context, quiet: bool = False) -> None:
         given = cast(GlobalOptions, context.obj)
@@ -159,8 +154,7 @@ class Shell:
     def ids(self, given: Sequence[str] | None, *, everything: bool, chosen: bool = False) -> list[str] | None:
         """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
-        Raises:
-            UsageError: neither messages nor all were given, nor `chosen` by another option; or both were given.
+        UsageError says that neither messages nor all were given, nor `chosen` by another option; or that both were.
         """
         if given and everything:
             raise UsageError("name messages by their ids, or give --all, but not both")
@@ -169,12 +163,7 @@ class Shell:
         return list(arguments(given)) if given else None
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is destroyed or moved in bulk.
-
-        Raises:
-            UsageError: there is no terminal to ask on, and `--yes` was not given.
-            typer.Exit: the answer was no.
-        """
+        """Ask before something is destroyed or moved in bulk, unless `--yes` was given; end the command after a no."""
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -104,10 +104,9 @@ def has_dropboxmq(root: str) -> bool:
 
 
 def load_root(path: str) -> RootConfig:
-    """Read dropq.toml; if there is none, return the defaults. Those for replies are DropboxMQ's where it has the root.
+    """Read dropq.toml, or raise ConfigError with all of its problems; if there is none, return the defaults.
 
-    Raises:
-        ConfigError: the file has problems, in [defaults] or elsewhere; the error lists all of them.
+    Those for replies are DropboxMQ's where it has the root.
     """
     config, problems = _build_root(_read(path) or {}, path)
     _raise_problems(problems)
@@ -212,11 +211,7 @@ def _location_of(path: str) -> tuple[str, str, QueueLayout | None]:
 
 
 def toml_text(options: Mapping[str, object]) -> str:
-    """Return options as the text of a queue.toml, in canonical spelling; None becomes "unset".
-
-    Raises:
-        ConfigError: the options have problems, or contain text that UTF-8 cannot encode.
-    """
+    """Return options as the text of a queue.toml, in canonical spelling, or raise ConfigError; None becomes "unset"."""
     values = _to_toml_values(validate_options(options, "options"))
     entries = _table_entries(options, "options", name="")[0]
     text = "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if key in entries)

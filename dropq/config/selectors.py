@@ -80,11 +80,7 @@ def name_of(file: str) -> str | None:
 
 
 def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
-    """Read the file of a selector of a queue, which errors call `where`.
-
-    Raises:
-        ConfigError: it has problems; the error lists all of them.
-    """
+    """Read the file of a queue's selector, or raise ConfigError with all of its problems; it calls the file `where`."""
     try:
         table = parse_toml(content.decode())
     except ValueError as error:

@@ -49,14 +49,9 @@ _OF_QUEUE = re.compile("(`dropq [a-z]+ )QUEUE")
 
 
 def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]:
-    """Find what does not belong into a queue, however damaged it is.
+    """Find what does not belong into a queue, however damaged it is; NoSuchQueue if nothing looks like a queue.
 
-    Args:
-        name: the queue's name; it need not be a queue that can be opened.
-        repair: make missing folders, and set aside what is certainly not a message.
-
-    Raises:
-        NoSuchQueue: there is nothing that looks like a queue.
+    With `repair`, it makes missing folders, and sets aside what is certainly not a message.
     """
     layout = _layout(root, name) or open_queue(root, name).layout
     config, found = _config(root, name, layout)

@@ -26,7 +26,6 @@ class Leftover(NamedTuple):
     """A private file, or folder, that may be left over: sweeps remove it then, and fsck shows it.
 
     Attributes:
-        path: where it lies.
         age: how old it must be, in ms; a younger one may be needed yet.
         is_left: returns whether nothing needs it, if it is that old.
         remove: removes it; returns how many files or folders went.

@@ -25,11 +25,8 @@ def replay(
 
     Args:
         start: the point to begin at, as for `since`; None is the queue's recovery_point; else, and where ids are given,
-            it is all.
+            it is all; ValueError for what is no point to begin at.
         to: the queue that they go to; None is this one.
-
-    Raises:
-        ValueError: start is no point to begin at.
     """
     destination, moves = to or context, Moves(context)
     if start is None:
