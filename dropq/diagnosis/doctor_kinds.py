@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 #: How bad a diagnosis can be, the worst last. An `error` costs messages or stops a queue, a `warning` wants attention,
 #: `info` is good to know, `ok` is as it should be.
@@ -13,237 +14,208 @@ LEVELS = ("ok", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of diagnosis: what was checked, how bad it is, what it means for dropq, and what to do.
+    """A kind of diagnosis: how bad it is, what it means for dropq, what to do, and what was checked.
 
     In the advice, `{path}` stands for the path of a diagnosis, `{in_use}` for the switch of the route at that path, and
     `{queue}` for the address of the queue.
     """
 
-    check: str
     level: str
     means: str
     advice: str = ""
+    check: str = ""
 
 
+_ok, _info, _warning, _error = (partial(Kind, level) for level in LEVELS)
 _ELSEWHERE = "keep the root on another file system"
 _GIVE_ALL = "give this user, or a group of this user, rwx on all folders of the queue, also on those in .dropq"
 
 #: Every kind of diagnosis, by what is checked: how bad it is, what it means, and what to do.
-_BY_CHECK: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
     "root": {
-        "root": ("ok", "it is a root of queues"),
-        "no-root": ("info", "it is not a root yet", "run `dropq init {path}` to make it a root"),
-        "closed-root": (
-            "error",
+        "root": _ok("it is a root of queues"),
+        "no-root": _info("it is not a root yet", "run `dropq init {path}` to make it a root"),
+        "closed-root": _error(
             "nothing more could be tried",
             "run the doctor as the user who will send and receive, or give this user rwx on the folder",
         ),
-        "untried": ("info", "the file system was not tried", "run the doctor as the user who receives, too"),
-        "closed-private": (
-            "warning",
+        "untried": _info("the file system was not tried", "run the doctor as the user who receives, too"),
+        "closed-private": _warning(
             "sends whose metadata does not fit a name fail, and leases follow this host's clock",
             "give this user, or a group of this user, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
         ),
-        "unusable-queue": ("error", "the queue cannot be opened", "run `dropq fsck {queue}` to find out why"),
+        "unusable-queue": _error("the queue cannot be opened", "run `dropq fsck {queue}` to find out why"),
     },
     "dropboxmq": {
-        "bare-replies": (
-            "warning",
+        "bare-replies": _warning(
             "answers to return addresses that one wrote, and the other reads, go astray",
             'write reply_to_style = "typed" there, or leave it out',
         ),
-        "flat-queue": ("info", "a DropboxMQ does not see them: its queues have their folders in incoming/"),
+        "flat-queue": _info("a DropboxMQ does not see them: its queues have their folders in incoming/"),
     },
     "topics": {
-        "two-of-a-name": ("warning", "the name means the queue, and nobody reaches the topic", "rename one of the two"),
-        "far-receiver": (
-            "error",
+        "two-of-a-name": _warning("the name means the queue, and nobody reaches the topic", "rename one of the two"),
+        "far-receiver": _error(
             "no rename leads there: what is published to the topic waits for it, and so do all other receivers",
             "move it to the topic's file system, or remove it",
         ),
-        "missing-view-link": (
-            "warning",
+        "missing-view-link": _warning(
             "what a DropboxMQ publishes does not reach the view",
             "make the link by `ln -s`, or create the view again",
         ),
-        "no-topic": (
-            "warning",
+        "no-topic": _warning(
             "nothing comes to the view, and sends to it fail",
             "make the topic by `dropq topic create`, or correct underlying_topic and default_publish_target",
         ),
     },
     "mount": {
-        "file-system": ("ok", "messages lie there"),
-        "read-only": ("error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
-        "object-store": (
-            "error",
+        "file-system": _ok("messages lie there"),
+        "read-only": _error("nothing can be sent, claimed or acknowledged", "mount it read-write"),
+        "object-store": _error(
             "a rename there copies and deletes: two consumers can get one message, or one reads half of it",
             "keep the root on a disk or on NFS",
         ),
-        "nfs-soft": (
-            "warning",
+        "nfs-soft": _warning(
             "a send that timed out may have been done: it fails, and the message is there",
             "mount with hard",
         ),
-        "late-writes": (
-            "info",
+        "late-writes": _info(
             "another host may keep back what it wrote for half a minute: a file that it writes straight into target/ "
             "could be taken half-written",
             'set settle_time = "1m" for queues that get such files, or let them be written in working/ and moved',
         ),
     },
     "rename": {
-        "rename": ("ok", "the consumer whose rename succeeds has the message, and no other has it"),
-        "no-rename": ("error", "nothing can be sent or claimed", _ELSEWHERE),
-        "cross-device": (
-            "error",
+        "rename": _ok("the consumer whose rename succeeds has the message, and no other has it"),
+        "no-rename": _error("nothing can be sent or claimed", _ELSEWHERE),
+        "cross-device": _error(
             "no message can move between these folders, though they seem to lie on one file system",
             "mount the folder above them as one; on mergerfs use a create policy without `ep`, or "
             "ignorepponrename=true",
         ),
-        "copying-rename": (
-            "warning",
+        "copying-rename": _warning(
             "a rename copies: the copy may be read half-written, and failed messages lose their reasons",
             f"{_ELSEWHERE}; for FUSE try the option use_ino",
         ),
-        "shared-rename": ("error", "two consumers get the same message", _ELSEWHERE),
+        "shared-rename": _error("two consumers get the same message", _ELSEWHERE),
     },
     "replace": {
-        "noreplace": ("ok", "no message in processed/, error/ or expired/ is ever replaced"),
-        "no-noreplace": (
-            "info",
+        "noreplace": _ok("no message in processed/, error/ or expired/ is ever replaced"),
+        "no-noreplace": _info(
             "an empty file reserves a name in processed/, error/ or expired/ first; fsck knows those that a crash "
             "leaves",
         ),
-        "broken-noreplace": ("error", "a message can replace another in processed/, error/ or expired/", _ELSEWHERE),
+        "broken-noreplace": _error("a message can replace another in processed/, error/ or expired/", _ELSEWHERE),
     },
     "locks": {
-        "locks": ("ok", "sweeps find a dead consumer, and return its messages"),
-        "unserved-locks": (
-            "info",
+        "locks": _ok("sweeps find a dead consumer, and return its messages"),
+        "unserved-locks": _info(
             "if an NFS server serves this folder, its clients and this host take each other's living consumers for "
             "dead",
             "run all consumers on NFS clients, or all on this host",
         ),
-        "no-locks": ("warning", "only leases return the messages of dead consumers", "set lease_period for each queue"),
-        "weak-locks": (
-            "error",
+        "no-locks": _warning("only leases return the messages of dead consumers", "set lease_period for each queue"),
+        "weak-locks": _error(
             "living consumers count as dead, and others get their messages",
             f"{_ELSEWHERE}, or mount this one with locks",
         ),
-        "local-locks": (
-            "warning",
+        "local-locks": _warning(
             "consumers behind another mount do not see these locks: only leases return what the dead hold",
             "set lease_period for each queue; on NFS mount without nolock and local_lock",
         ),
-        "leased-locks": (
-            "info",
+        "leased-locks": _info(
             "consumers behind another mount do not see these locks: leases return what the dead hold, when they run "
             "out",
             "on NFS mount without nolock and local_lock",
         ),
     },
     "sync": {
-        "sync": ("ok", "a send at durability full waits about as long"),
-        "no-sync": ("error", "sends fail, unless a queue asks for no sync", 'set durability = "none"'),
-        "no-folder-sync": ("error", "sends fail, unless a queue asks to sync bodies only", 'set durability = "file"'),
+        "sync": _ok("a send at durability full waits about as long"),
+        "no-sync": _error("sends fail, unless a queue asks for no sync", 'set durability = "none"'),
+        "no-folder-sync": _error("sends fail, unless a queue asks to sync bodies only", 'set durability = "file"'),
     },
     "listing": {
-        "listing": ("ok", "consumers see at once what this host sends"),
-        "late-listing": (
-            "warning",
+        "listing": _ok("consumers see at once what this host sends"),
+        "late-listing": _warning(
             "consumers on this host see messages late, and try to take messages that are gone",
             "on NFS mount with vers=4.2; elsewhere turn off the cache of listings",
         ),
     },
     "events": {
-        "events": ("ok", "a waiting worker starts as soon as a message comes"),
-        "no-events": (
-            "warning",
+        "events": _ok("a waiting worker starts as soon as a message comes"),
+        "no-events": _warning(
             "waiting workers list the folder every 0.1 s instead, and miss nothing",
             "raise fs.inotify.max_user_instances and fs.inotify.max_user_watches with sysctl",
         ),
     },
     "clock": {
-        "clock": ("ok", "leases, delays and expiry follow the file server's clock"),
-        "clock-offset": (
-            "info",
+        "clock": _ok("leases, delays and expiry follow the file server's clock"),
+        "clock-offset": _info(
             "dropq follows the file server's clock; scripts that read this host's clock are wrong by as much",
             "run NTP on both",
         ),
     },
     "names": {
-        "names": ("ok", "every name that dropq gives comes back as it was"),
-        "short-names": (
-            "error",
+        "names": _ok("every name that dropq gives comes back as it was"),
+        "short-names": _error(
             "messages can be sent that nobody can claim: the name of a claim has up to 255 bytes",
             "keep the root on a file system with names of 255 bytes (eCryptfs has 143)",
         ),
-        "changed-names": ("error", "dropq cannot use its own names", f"{_ELSEWHERE}; on CIFS mount with mapposix"),
-        "folding-names": (
-            "warning",
+        "changed-names": _error("dropq cannot use its own names", f"{_ELSEWHERE}; on CIFS mount with mapposix"),
+        "folding-names": _warning(
             "`mv` of A.csv into a folder that has a.csv replaces a.csv",
             f"let scripts give names that differ in more than case, or {_ELSEWHERE}",
         ),
     },
     "space": {
-        "space": ("ok", "there is room for messages"),
-        "no-room": (
-            "error",
+        "space": _ok("there is room for messages"),
+        "no-room": _error(
             "sends fail with 74, and what needs a new file was not tried; claims and acknowledgements need no room",
             "run `dropq prune --keep-age 7d` to remove history, or enlarge the file system or the quota",
         ),
-        "low-space": (
-            "warning",
+        "low-space": _warning(
             "sends will fail with 74 when it is full; claims and acknowledgements need no room",
             "run `dropq prune --keep-age 7d` to remove history, or enlarge the file system",
         ),
     },
     "folders": {
-        "folders": ("ok", "this user can send, receive and settle"),
-        "closed-folder": ("error", "this user cannot receive: a consumer lists and writes this folder", _GIVE_ALL),
-        "part": ("info", "other users have to do the rest", f"if this user is to do more, {_GIVE_ALL}"),
-        "no-part": (
-            "error",
+        "folders": _ok("this user can send, receive and settle"),
+        "closed-folder": _error("this user cannot receive: a consumer lists and writes this folder", _GIVE_ALL),
+        "part": _info("other users have to do the rest", f"if this user is to do more, {_GIVE_ALL}"),
+        "no-part": _error(
             "this user can neither send nor look nor receive",
             f"{_GIVE_ALL}; docs/security.md says what less is enough to send or to look",
         ),
-        "closed-delayed": (
-            "warning",
+        "closed-delayed": _warning(
             "sends with a delay fail",
             "make .dropq/delayed in the queue, and give this user, or a group of this user, wx on it",
         ),
-        "sticky-folder": (
-            "warning",
+        "sticky-folder": _warning(
             "only the owner of a message, or of the folder, may take it: what another user sends stays",
             "let the folder's owner receive; or run `chmod -t {path}`, if its users may touch each other's messages",
         ),
-        "foreign-group": (
-            "error",
+        "foreign-group": _error(
             "this user can list what others send, but not read it",
             "make this user a member of the group, and log in again",
         ),
-        "unusable-route": (
-            "warning",
+        "unusable-route": _warning(
             "the route takes nothing: the next route, or a consumer, gets its messages",
             "correct it, or remove {in_use}",
         ),
-        "wide-bounce": (
-            "warning",
+        "wide-bounce": _warning(
             "senders choose the queue, and this user may write into more queues than they may",
             "name in `to` only queues into which every sender may send, or route as a user who may write there alone",
         ),
-        "unusable-selector": (
-            "warning",
+        "unusable-selector": _warning(
             "the selector takes nothing, at least by routers of this user: its messages wait, or a consumer gets them",
             "correct its file, which `dropq config check` examines, or give this user rwx on the folder",
         ),
     },
     "probe": {
-        "not-tried": ("warning", "the check did not finish", "remove the cause, then run the doctor again"),
+        "not-tried": _warning("the check did not finish", "remove the cause, then run the doctor again"),
     },
 }
-KINDS = {kind: Kind(check, *about) for check, kinds in _BY_CHECK.items() for kind, about in kinds.items()}
+KINDS = {name: replace(kind, check=check) for check, kinds in _BY_CHECK.items() for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True)
