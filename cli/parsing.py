@@ -30,9 +30,7 @@ VALUES = {
 
 
 #: What is no command, and what to do instead.
-INSTEAD = {
-    "config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`.",
-}
+INSTEAD = {"config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."}
 
 
 class Readable:

@@ -368,12 +368,10 @@ def sweep(
     ctx: typer.Context,
     name: QueueOrRoot = None,
     foreign_older_than: Annotated[
-        float | None,
-        duration("--foreign-older-than", "Also return older claims of scripts and DropboxMQ clients."),
+        float | None, duration("--foreign-older-than", "Also return older claims of scripts and DropboxMQ clients.")
     ] = None,
     unleased_older_than: Annotated[
-        float | None,
-        duration("--unleased-older-than", "Also return older claims without a lease or a living owner."),
+        float | None, duration("--unleased-older-than", "Also return older claims without a lease or a living owner.")
     ] = None,
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", "Also drop uncommitted jobs that are idle for longer.")

@@ -110,9 +110,7 @@ def serve(
 
 
 def route(
-    ctx: typer.Context,
-    name: QueueOrRoot = None,
-    once: Annotated[bool, option("--once", "End after one pass.")] = False,
+    ctx: typer.Context, name: QueueOrRoot = None, once: Annotated[bool, option("--once", "End after one pass.")] = False
 ) -> int:
     """Serve routes and selectors, and distribute what is published.
 

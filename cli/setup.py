@@ -196,9 +196,7 @@ config = group("config", "Show the configuration, and check it.")
 
 @config.command("show", cls=Command)
 def config_show(
-    ctx: typer.Context,
-    name: QueueName,
-    key: Annotated[str | None, argument("KEY", "Only this key.")] = None,
+    ctx: typer.Context, name: QueueName, key: Annotated[str | None, argument("KEY", "Only this key.")] = None
 ) -> None:
     """Print the settings that are in force for a queue, and the file that each comes from."""
     from dropq.config.load import explain_queue

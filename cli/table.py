@@ -87,8 +87,7 @@ class Table:
         """Return the columns that fit, with their widths; [] if a needed column does not fit."""
         needed = [column for column in self._all if column.name not in spare]
         by_importance = sorted(
-            (column for column in self._all if column.name in spare),
-            key=lambda column: -spare.index(column.name),
+            (column for column in self._all if column.name in spare), key=lambda column: -spare.index(column.name)
         )
         for limit in (inf, LONG, 0):  # one long value drives out no column, and ids no column that is needed
             self._limit = limit

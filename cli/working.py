@@ -55,8 +55,7 @@ def work(
         str | None, option("--client-id NAME", "The worker's lasting name, also for self_destruct.")
     ] = None,
     lease: Annotated[
-        float | None,
-        lease_period("--lease", "The lease, kept renewed; else the queue's lease_period, else 60s."),
+        float | None, lease_period("--lease", "The lease, kept renewed; else the queue's lease_period, else 60s.")
     ] = None,
     timeout: Annotated[float | None, duration("--timeout", "Stop a command that takes longer; it has failed.")] = None,
     poll: Annotated[bool, option("--poll", "List the queues at intervals instead of waiting for events.")] = False,

@@ -60,8 +60,7 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
             "move it to the topic's file system, or remove it",
         ),
         "missing-view-link": _warning(
-            "what a DropboxMQ publishes does not reach the view",
-            "make the link by `ln -s`, or create the view again",
+            "what a DropboxMQ publishes does not reach the view", "make the link by `ln -s`, or create the view again"
         ),
         "no-topic": _warning(
             "nothing comes to the view, and sends to it fail",
@@ -76,8 +75,7 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
             "keep the root on a disk or on NFS",
         ),
         "nfs-soft": _warning(
-            "a send that timed out may have been done: it fails, and the message is there",
-            "mount with hard",
+            "a send that timed out may have been done: it fails, and the message is there", "mount with hard"
         ),
         "late-writes": _info(
             "another host may keep back what it wrote for half a minute: a file that it writes straight into target/ "
@@ -103,7 +101,7 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
         "noreplace": _ok("no message in processed/, error/ or expired/ is ever replaced"),
         "no-noreplace": _info(
             "an empty file reserves a name in processed/, error/ or expired/ first; fsck knows those that a crash "
-            "leaves",
+            "leaves"
         ),
         "broken-noreplace": _error("a message can replace another in processed/, error/ or expired/", _ELSEWHERE),
     },
@@ -211,9 +209,7 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
             "correct its file, which `dropq config check` examines, or give this user rwx on the folder",
         ),
     },
-    "probe": {
-        "not-tried": _warning("the check did not finish", "remove the cause, then run the doctor again"),
-    },
+    "probe": {"not-tried": _warning("the check did not finish", "remove the cause, then run the doctor again")},
 }
 KINDS = {name: replace(kind, check=check) for check, kinds in _BY_CHECK.items() for name, kind in kinds.items()}
 

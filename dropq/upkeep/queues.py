@@ -270,12 +270,8 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
             "again; nothing was removed"
         )
     if found:
-        raise StorageError(
-            f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}: remove them first, "
-            "by `dropq topic unsubscribe`; nothing was removed",
-            path=topic.layout.home,
-            errno=errno.ENOTEMPTY,
-        )
+        what = f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}"
+        raise _not_empty(topic, f"{what}: remove them first, by `dropq topic unsubscribe`")
 
 
 def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
@@ -307,12 +303,8 @@ def refuse_unsettled(context: QueueContext) -> None:
     """Raise StorageError if a queue has messages to work on; nothing is changed."""
     if waiting := to_work_on(contents(context)):
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
-        raise StorageError(
-            f"queue {context.name!r} has messages to work on ({listed}): wait until they are done, or give --force; "
-            "nothing was removed",
-            path=context.layout.home,
-            errno=errno.ENOTEMPTY,
-        )
+        what = f"queue {context.name!r} has messages to work on ({listed})"
+        raise _not_empty(context, f"{what}: wait until they are done, or give --force")
 
 
 def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
@@ -327,12 +319,12 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
     _restore(context, gone)
     jobs.sweep(context)
     refuse_unsettled(context)
-    raise StorageError(
-        f"queue {context.name!r} holds what is no message in target/ or processing/: `dropq fsck {context.name} "
-        "--repair` sets it aside, or force it; nothing was removed",
-        path=context.layout.home,
-        errno=errno.ENOTEMPTY,
-    )
+    what = f"queue {context.name!r} holds what is no message in target/ or processing/"
+    raise _not_empty(context, f"{what}: `dropq fsck {context.name} --repair` sets it aside, or force it")
+
+
+def _not_empty(context: QueueContext, why: str) -> StorageError:
+    return StorageError(f"{why}; nothing was removed", path=context.layout.home, errno=errno.ENOTEMPTY)
 
 
 def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:
