@@ -144,16 +144,14 @@ def route(
                 serving.run(lambda: stop.asked)
         finally:  # whatever ends it, this is done
             taken = served.taken if isinstance(served, Routers) else {queue.name: Taken(served.moved, served.selected)}
-            shell.show(
-                (
-                    {"queue": address, "kind": kind, "name": name, "moved": count}
-                    for address, took in sorted(taken.items())
-                    for kind, counts in (("route", took.routes), ("selector", took.selectors))
-                    for name, count in sorted(counts.items())
-                    if count
-                ),
-                COLUMNS,
+            records = (
+                {"queue": address, "kind": kind, "name": name, "moved": count}
+                for address, took in sorted(taken.items())
+                for kind, counts in (("route", took.routes), ("selector", took.selectors))
+                for name, count in sorted(counts.items())
+                if count
             )
+            shell.show(records, COLUMNS)
             output.flush()
             routed = sum(took.routes.total() for took in taken.values())
             selected = sum(took.selectors.total() for took in taken.values())

@@ -127,13 +127,8 @@ def health(
     age = None if max_age is None else parse_duration(max_age)
     try:
         snapshot = _Snapshot(open_queue(root, name))
-        return Health(
-            name,
-            tuple(snapshot.reasons(age, max_count, max_error)),
-            tuple(snapshot.notes()),
-            snapshot.counts,
-            snapshot.oldest_age,
-        )
+        reasons, notes = tuple(snapshot.reasons(age, max_count, max_error)), tuple(snapshot.notes())
+        return Health(name, reasons, notes, snapshot.counts, snapshot.oldest_age)
     except NoSuchQueue:
         raise
     except (DropqError, OSError) as error:

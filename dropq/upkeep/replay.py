@@ -32,13 +32,11 @@ def replay(
     if start is None:
         start = (which.wanted is None and context.config.recovery_point) or "epoch"
     messages = _chosen(context, checked(start), which)
-    return each(
-        context,
-        which,
-        messages,
-        lambda message: moves.replay(message.file, destination),
-        f"replayed to {destination.name}",
-    )
+
+    def act(message: Message) -> str | None:
+        return moves.replay(message.file, destination)
+
+    return each(context, which, messages, act, f"replayed to {destination.name}")
 
 
 def _chosen(context: QueueContext, point: str, which: Selection) -> Iterator[Message]:
