@@ -104,9 +104,9 @@ def work(
             "give --each for a run of CMD for each record, or --records for a run for all of them, not both"
         )
     outs = _outs(to or [], headers)
-    for option, is_given in (("--lines", lines), ("--send-empty", send_empty)):
+    for needing, is_given in (("--lines", lines), ("--send-empty", send_empty)):
         if is_given and not outs:
-            raise UsageError(f"{option} needs --to QUEUE")
+            raise UsageError(f"{needing} needs --to QUEUE")
     if outs and (each or records):
         raise UsageError("--to sends with the ack of a message: leave out --each and --records")
     shell = Shell(ctx)
