@@ -97,9 +97,11 @@ def unescape(text: str) -> str:
     r"""Undo `escape`; a backslash that begins no escape stays as it is."""
     if "\\" not in text:
         return text
-    escapes = rb"\\(\\|x([0-9a-fA-F]{2}))"
-    raw = re.sub(escapes, lambda found: bytes([int(found[2], 16)]) if found[2] else b"\\", os.fsencode(text))
-    return os.fsdecode(raw)
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        return bytes([int(found[1], 16)]) if found[1] else b"\\"
+
+    return os.fsdecode(re.sub(rb"\\(?:\\|x([0-9a-fA-F]{2}))", byte, os.fsencode(text)))
 
 
 def visible(text: str) -> str:

@@ -372,7 +372,7 @@ class DelayedInterrupt:
 
 @contextmanager
 def handling(numbers: Iterable[int], handler: Callable[[int, Callable[[], None]], None]) -> Iterator[None]:
-    """Call a handler for signals in the block, with what restores their handlers.
+    """Call a handler for signals in the block, with their number and a function that restores the handlers before it.
 
     What a parent has the command ignore, as nohup does, stays ignored.
     """
