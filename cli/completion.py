@@ -111,18 +111,10 @@ def _ids(ctx: Any) -> Iterator[str]:
     return (message.id for message in _messages(ctx, states))
 
 
-def _receipts(ctx: Any) -> Iterator[str]:
-    return (message.file for message in _messages(ctx, ["processing"]) if message.owner)
-
-
 def _keys(ctx: Any) -> Iterator[str]:
     from dropq.config.schema import QueueConfig
 
     return (field.name for field in fields(QueueConfig))
-
-
-def _settings(ctx: Any) -> Iterator[str]:
-    return (f"{key}=" for key in _keys(ctx))
 
 
 _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
@@ -133,9 +125,9 @@ _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
     "OP": lambda ctx: OPERATIONS,
     "ROLE": lambda ctx: ROLES,
     "ID": _ids,
-    "RECEIPT": _receipts,
+    "RECEIPT": lambda ctx: (message.file for message in _messages(ctx, ["processing"]) if message.owner),
     "KEY": _keys,
-    "KEY=VALUE": _settings,
+    "KEY=VALUE": lambda ctx: (f"{key}=" for key in _keys(ctx)),
     "STATE": lambda ctx: ALL_STATES,
 }
 
@@ -334,26 +326,31 @@ def script() -> tuple[str, str]:
     return name, SHELLS[name].source_template
 
 
-def install() -> list[str]:
+def show() -> str:
+    """Return the script of the shell that runs this command."""
+    return script()[1].removesuffix("\n")
+
+
+def install() -> str:
     """Write the script of the shell that runs this command; return sentences on where it is, and how to load it."""
     name, text = script()
     path, startup = _paths(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     if startup is None:
-        return [f"The completion for fish is in {path}; fish loads it by itself, in this terminal, too."]
+        return f"The completion for fish is in {path}; fish loads it by itself, in this terminal, too."
     load = _loading(path)
     before = _text_of(startup)
     if load not in before.splitlines():
         with startup.open("a") as file:
             file.write(f"{'' if not before or before.endswith(chr(10)) else chr(10)}{load}\n")
-    return [
-        f"The completion for {name} is in {path}, and {startup} loads it in each new terminal.",
-        f"To load it in this one: {load}",
-    ]
+    return (
+        f"The completion for {name} is in {path}, and {startup} loads it in each new terminal.\n"
+        f"To load it in this one: {load}"
+    )
 
 
-def uninstall() -> list[str]:
+def uninstall() -> str:
     """Remove what `install` wrote, for every shell; return a sentence on each thing that was removed."""
     removed: list[str] = []
     for name in SHELLS:
@@ -365,7 +362,7 @@ def uninstall() -> list[str]:
         if path.exists():
             path.unlink()
             removed.append(f"{path} is removed.")
-    return removed or ["No completion is installed: nothing was changed."]
+    return "\n".join(removed) or "No completion is installed: nothing was changed."
 
 
 def _paths(shell: str) -> tuple[Path, Path | None]:

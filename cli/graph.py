@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import output
-from .options import Json
+from .options import option
 from .output import Record
 from .shell import Shell, UsageError
 
@@ -33,10 +33,8 @@ COLUMNS = ("kind", "queue", "name", "to", "filter", "role", "granted", "free", *
 def graph(
     ctx: typer.Context,
     format: Annotated[
-        Format | None,
-        typer.Option("--format", metavar="FORMAT", help="Print it for a drawing program: mermaid, dot or svg."),
+        Format | None, option("--format FORMAT", "Print it for a drawing program: mermaid, dot or svg.")
     ] = None,
-    json: Json = False,
 ) -> None:
     """Show how messages go between queues, and what is stuck.
 
@@ -45,7 +43,7 @@ def graph(
     destroy themselves. On a terminal it is a tree. Elsewhere it is a line for each queue, and one for each selector,
     route or subscription by which messages leave it. It changes nothing.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     if format is not None and shell.json:
         raise UsageError("give --json or --format, but not both")
     shell.check_root()

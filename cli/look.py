@@ -21,7 +21,7 @@ from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
 from . import output
-from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
+from .options import Filter, MessageId, QueueName, QueueNames, QueueOrRoot, State, argument, duration, option, state
 from .output import NEGATIVE, OK, Record, unescape
 from .shell import Shell, arguments, telling_where
 
@@ -75,23 +75,22 @@ def ls(
     ctx: typer.Context,
     queues: QueueNames = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="List temporary queues, too, in which requesters wait for answers.")
+        bool, option("--all, -a", "List temporary queues, too, in which requesters wait for answers.")
     ] = False,
-    header: Annotated[
-        bool, typer.Option("--header", help="Begin with a line of the columns' names, as a table does.")
-    ] = False,
-    json: Json = False,
+    header: Annotated[bool, option("--header", "Begin with a line of the columns' names, as a table does.")] = False,
 ) -> int:
     """List queues, with the number of messages in each state.
 
     Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder. `in_transit` counts
     those on their way to other file systems; with --json, for each queue that they go to.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
-        records.append(_counted(shell.queue(name)))
+        queue = shell.queue(name)
+        elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
+        records.append({"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused})
 
     found = shell.queues(queues) + ([] if queues else away_names(shell.root.context))
     names = found if queues or everything else [name for name in found if not is_temporary(name)]
@@ -112,11 +111,6 @@ def ls(
     return code
 
 
-def _counted(queue: Queue) -> dict[str, object]:
-    elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
-    return {"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused}
-
-
 def _show_elsewhere(records: list[dict[str, object]], column: str, *, as_json: bool) -> None:
     """Leave a column out where nothing is in it. Outside of JSON, sum it up, for all queues or for none."""
     found = [cast(dict[str, int], record[column]) for record in records]
@@ -130,14 +124,9 @@ def _show_elsewhere(records: list[dict[str, object]], column: str, *, as_json: b
 def health(
     ctx: typer.Context,
     name: QueueOrRoot = None,
-    max_age: Annotated[float | None, duration("--max-age", help="How long a message may wait.")] = None,
-    max_count: Annotated[
-        int | None, typer.Option("--max-count", metavar="N", min=0, help="How many messages may wait in target/.")
-    ] = None,
-    max_error: Annotated[
-        int, typer.Option("--max-error", metavar="N", min=0, help="How many messages may lie in error/.")
-    ] = 0,
-    json: Json = False,
+    max_age: Annotated[float | None, duration("--max-age", "How long a message may wait.")] = None,
+    max_count: Annotated[int | None, option("--max-count N", "How many messages may wait in target/.", min=0)] = None,
+    max_error: Annotated[int, option("--max-error N", "How many messages may lie in error/.", min=0)] = 0,
 ) -> int:
     """Report whether queues are healthy, and why not.
 
@@ -146,7 +135,7 @@ def health(
     """
     from dropq.diagnosis.health import health_root
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     reports: Iterable[Health]
     if name is None:
         reports = health_root(shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error)
@@ -157,7 +146,7 @@ def health(
 
     def records() -> Iterator[Record]:
         for report in reports:
-            codes.append(_health_code(report))
+            codes.append(OK if report.healthy else output.exit_code(report.error) if report.error else NEGATIVE)
             yield from [_health_record(report)] if shell.json else _health_lines(report)
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
@@ -165,12 +154,6 @@ def health(
         shell.check_root()
         shell.report_no_queues()
     return output.verdict(codes)
-
-
-def _health_code(health: Health) -> int:
-    if health.healthy:
-        return OK
-    return output.exit_code(health.error) if health.error else NEGATIVE
 
 
 def _health_record(health: Health) -> Record:
@@ -196,10 +179,9 @@ def browse(
     ctx: typer.Context,
     name: QueueName,
     state: Annotated[State | None, state("The state to list; target by default.")] = None,
-    count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="List only the first N.")] = None,
+    count: Annotated[int | None, option("-n N", "List only the first N.", min=0)] = None,
     filter: Filter = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show why each message waits, or who holds it.")] = False,
-    json: Json = False,
+    explain: Annotated[bool, option("--explain", "Show why each message waits, or who holds it.")] = False,
 ) -> None:
     """List the messages of a state, in order of delivery.
 
@@ -210,7 +192,7 @@ def browse(
     With --explain it lists target/, delayed/ and processing/, or only the state that --state names. It shows why each
     message is not delivered, or who holds it and what would bring it back.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     if explain:
         return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
     looked_at = state or "target"
@@ -337,14 +319,14 @@ def record_of(message: Message) -> dict[str, object]:
     }
 
 
-def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False) -> None:
+def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
     """Show everything about one message, in whichever state it is.
 
     When several messages have the id, it shows the first in order of delivery; of the parts of a bundle it shows each.
     It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback
     or the end of the command's stderr. On a terminal the beginning of the body follows.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
 
     def show_all(wanted: str) -> None:
@@ -409,9 +391,8 @@ def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
 def cat(
     ctx: typer.Context,
     name: QueueName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="The ids; - reads them from standard input.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are, also to a terminal.")] = False,
-    json: Json = False,
+    ids: Annotated[list[str], argument("ID", "The ids; - reads them from standard input.")],
+    raw: Annotated[bool, option("--raw", "Write the bytes as they are, also to a terminal.")] = False,
 ) -> int:
     """Write bodies to standard output, one after the other.
 
@@ -419,7 +400,7 @@ def cat(
     The bytes stay as they are, but a terminal gets no control characters. With --json the body is in `body`, or in
     `body_base64` when it is not UTF-8.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
 
     def write(id: str) -> None:
@@ -450,16 +431,15 @@ def tail(
     ctx: typer.Context,
     name: QueueName,
     state: Annotated[State, state("The state to list.")] = "target",
-    count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many messages to list.")] = 10,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then list what comes, until interrupted.")] = False,
+    count: Annotated[int, option("-n N", "How many messages to list.", min=0)] = 10,
+    follow: Annotated[bool, option("-f, --follow", "Then list what comes, until interrupted.")] = False,
     filter: Filter = None,
-    json: Json = False,
 ) -> None:
     """List the latest messages of a state, the newest last.
 
     With -f it goes on. It looks twice a second, so it may miss a message that a consumer takes at once.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
     columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()

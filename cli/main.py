@@ -6,7 +6,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -14,8 +14,9 @@ import typer
 from typer.main import get_command
 
 from . import output
+from .options import option
 from .output import BUG, INTERRUPTED, NEGATIVE, OK
-from .parsing import SETTINGS, Command, Group, directory
+from .parsing import SETTINGS, Command, Group
 from .shell import GlobalOptions
 
 #: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
@@ -25,8 +26,7 @@ COMMANDS = {
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
-        "route": "routing",
-        "serve": "serving",
+        **dict.fromkeys(("route", "serve"), "serving"),
     },
     "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(
@@ -100,77 +100,58 @@ class Interrupted(Exception):
     """Raised when Ctrl-C ends a command; the message is what was done until then."""
 
 
-def _version(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:  # a shell that completes a line does not run it
-        from dropq import __version__
+def _answer(name: str, help: str, answer: Callable[[], str]) -> Any:
+    """Return an option that prints an answer, and runs no command."""
 
-        print(f"dropq {__version__}")
-        raise typer.Exit(OK)
+    def callback(ctx: typer.Context, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:  # a shell that completes a line does not run it
+            print(answer())
+            raise typer.Exit(OK)
 
-
-def _install_completion(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from .completion import install
-
-        print("\n".join(install()))
-        raise typer.Exit(OK)
+    return option(name, help, callback=callback, is_eager=True)
 
 
-def _uninstall_completion(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from .completion import uninstall
+def _version() -> str:
+    from dropq import __version__
 
-        print("\n".join(uninstall()))
-        raise typer.Exit(OK)
+    return f"dropq {__version__}"
 
 
-def _show_completion(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from .completion import script
-
-        print(script()[1], end="")
-        raise typer.Exit(OK)
+def _completion(verb: str) -> Callable[[], str]:
+    return lambda: str(getattr(import_module(".completion", __package__), verb)())
 
 
 def _dropq(
     ctx: typer.Context,
     root: Annotated[
         str | None,
-        typer.Option(
-            "--root",
-            metavar="DIR",
-            envvar="DROPQ_ROOT",
-            help="The root; else DROPQ_ROOT in the environment, else the nearest directory with a dropq.toml, from the "
+        option(
+            "--root DIR",
+            "The root; else DROPQ_ROOT in the environment, else the nearest directory with a dropq.toml, from the "
             "working directory up.",
+            envvar="DROPQ_ROOT",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    json: Annotated[bool, option("--json", "Print one JSON object a line.")] = False,
+    version: Annotated[bool, _answer("--version", "Print the version and exit.", _version)] = False,
     install: Annotated[
         bool,
-        typer.Option(
+        _answer(
             "--install-completion",
-            callback=_install_completion,
-            is_eager=True,
-            help="Let this shell complete commands, queues and ids; prints where the script is, and how to load it.",
+            "Let this shell complete commands, queues and ids; prints where the script is, and how to load it.",
+            _completion("install"),
         ),
     ] = False,
     uninstall: Annotated[
         bool,
-        typer.Option(
+        _answer(
             "--uninstall-completion",
-            callback=_uninstall_completion,
-            is_eager=True,
-            help="Remove what --install-completion wrote; prints what that was.",
+            "Remove what --install-completion wrote; prints what that was.",
+            _completion("uninstall"),
         ),
     ] = False,
     show: Annotated[
-        bool,
-        typer.Option(
-            "--show-completion", callback=_show_completion, is_eager=True, help="Print this shell's completion script."
-        ),
+        bool, _answer("--show-completion", "Print this shell's completion script.", _completion("show"))
     ] = False,
 ) -> None:
     """A message queue made of directories: a message is a file, its state is its folder, each change is one rename.
@@ -179,7 +160,7 @@ def _dropq(
     66 no such queue or message, or none to receive, 69 something is not installed, 70 a fault of dropq, 73 cannot
     create, 74 I/O, 75 try later, 77 permission, 78 configuration.
     """
-    ctx.obj = GlobalOptions(root if root is None else directory(root), json)
+    ctx.obj = GlobalOptions(root, json)
 
 
 def build() -> typer.Typer:

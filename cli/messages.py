@@ -21,16 +21,17 @@ from .options import (
     DryRun,
     Filter,
     Headers,
-    Json,
     QueueName,
     Quiet,
     Receipts,
     State,
     Yes,
+    argument,
     duration,
     fields_of,
     lease_of,
     lease_period,
+    option,
     state,
     with_headers,
 )
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
 #: The columns of `receive`.
 CLAIM = ("id", "receipt", "path")
-Files = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")]
-Lines = Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")]
-Move = Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
+Files = Annotated[list[str] | None, argument("FILE", "Files to send; - is stdin.")]
+Lines = Annotated[bool, option("--lines", "Send each line as a message of its own.")]
+Move = Annotated[bool, option("--move", "Move the files instead of copying them.")]
+Reason = Annotated[str, option("--reason TEXT", "The reason, kept with the message in error/.")]
 
 
 @with_headers()
@@ -58,26 +59,18 @@ def send(
     lines: Lines = False,
     move: Move = False,
     wait_reply: Annotated[
-        float | None, duration("--wait-reply", help="Wait this long for the answer, and print its body.")
+        float | None, duration("--wait-reply", "Wait this long for the answer, and print its body.")
     ] = None,
-    records: Annotated[
-        bool, typer.Option("--records", help="Send the records of the input, many in a message.")
-    ] = False,
+    records: Annotated[bool, option("--records", "Send the records of the input, many in a message.")] = False,
     format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="FORMAT", help="Of the records: jsonl (the default), text, csv or frames."),
+        str | None, option("--format FORMAT", "Of the records: jsonl (the default), text, csv or frames.")
     ] = None,
-    max_records: Annotated[
-        int | None, typer.Option("--max-records", metavar="N", help="Records in a message, at most; else 1000.")
-    ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="N", help="Bytes in a message, at most; else 1048576.")
-    ] = None,
+    max_records: Annotated[int | None, option("--max-records N", "Records in a message, at most; else 1000.")] = None,
+    max_bytes: Annotated[int | None, option("--max-bytes N", "Bytes in a message, at most; else 1048576.")] = None,
     linger: Annotated[
-        float | None, duration("--linger", help="How long a record waits for others, at most; else 1s.")
+        float | None, duration("--linger", "How long a record waits for others, at most; else 1s.")
     ] = None,
     quiet: Quiet = False,
-    json: Json = False,
     **headers: Unpack[Headers],
 ) -> int:
     """Send each FILE, or standard input, as a message; prints the ids.
@@ -95,7 +88,7 @@ def send(
     pipe; prints the id of each message, and how many records it has. A signal that ends the command lets it send what
     it has read.
     """
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
 
     def open_queue() -> Queue:
         return shell.root.queue(output.unescape(name))
@@ -147,13 +140,8 @@ def send_all(
 def reply(
     ctx: typer.Context,
     name: QueueName,
-    receipt: Annotated[
-        str,
-        typer.Argument(metavar="RECEIPT", help="The receipt, or the id, of the message to answer.", show_default=False),
-    ],
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")] = None,
-    *,
-    json: Json = False,
+    receipt: Annotated[str, argument("RECEIPT", "The receipt, or the id, of the message to answer.")],
+    file: Annotated[str | None, argument("FILE", "The file to send; - is stdin.")] = None,
     **headers: Unpack[Headers],
 ) -> int:
     """Answer a message with FILE, or standard input; prints the id.
@@ -163,7 +151,7 @@ def reply(
     """
     from dropq.queue.replies import correlated, reply_queue
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     sources = _sources(None if file is None else [file], id=headers["id"])
     (named,) = arguments([receipt])
     queue = shell.queue(name)
@@ -186,13 +174,12 @@ def _sources(files: list[str] | None, *, id: str | None = None, lines: bool = Fa
 def receive(
     ctx: typer.Context,
     name: QueueName,
-    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Receive at most N messages.")] = 1,
-    wait: Annotated[float | None, duration("--wait", help="How long to wait for the first message.")] = None,
+    count: Annotated[int, option("-n N", "Receive at most N messages.", min=1)] = 1,
+    wait: Annotated[float | None, duration("--wait", "How long to wait for the first message.")] = None,
     lease: Annotated[
-        float | None, lease_period("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
+        float | None, lease_period("--lease", "How long the claim holds; else the queue's lease_period, else 60s.")
     ] = None,
     filter: Filter = None,
-    json: Json = False,
 ) -> int:
     """Claim messages; prints the id, receipt and path of each.
 
@@ -200,7 +187,7 @@ def receive(
     first, and at once when its receipt cannot be written. Exits with 66 when there is no message. A queue that delivers
     at most once settles a message before it prints it, without a receipt.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
     shell.warn_of_topic(queue)
     period = lease_of(queue, lease)
@@ -262,9 +249,9 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
 def ack(
     ctx: typer.Context,
     name: QueueName,
-    receipts: Annotated[list[str] | None, typer.Argument(metavar="RECEIPT", help=RECEIPTS, show_default=False)] = None,
+    receipts: Annotated[list[str] | None, argument("RECEIPT", RECEIPTS)] = None,
     defer: Annotated[
-        bool, typer.Option("--defer", help="Remember the ack of a generated id whose message is not here yet.")
+        bool, option("--defer", "Remember the ack of a generated id whose message is not here yet.")
     ] = False,
     filter: Filter = None,
     state: Annotated[
@@ -273,7 +260,6 @@ def ack(
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Acknowledge messages: they are done. One whose body was changed meanwhile goes to error/, and the exit code is 1.
 
@@ -283,7 +269,7 @@ def ack(
     With --filter, instead of receipts, it acknowledges all that match: those that wait, are delayed or are held.
     Consumers that hold one lose their claims, but not where leasing is strict.
     """
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     if filter is not None:
         if receipts or defer:
             raise UsageError("--filter chooses the messages: give no RECEIPT and no --defer with it")
@@ -370,12 +356,11 @@ def nack(
     ctx: typer.Context,
     name: QueueName,
     receipts: Receipts,
-    delay: Annotated[float | None, duration("--delay", help="Keep it from all consumers for this long.")] = None,
+    delay: Annotated[float | None, duration("--delay", "Keep it from all consumers for this long.")] = None,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Give messages back, to be delivered again; a cancel is counted."""
-    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.nack(delay))
+    return _settle(Shell(ctx, quiet), name, receipts, lambda message: message.nack(delay))
 
 
 def fail(
@@ -384,13 +369,12 @@ def fail(
     receipts: Receipts,
     reason: Reason = "no reason was given",
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Report that handling messages failed.
 
     A message is delivered again, as often as the queue's redelivery_attempts allows, and then ends as exhausted says.
     """
-    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.fail(reason))
+    return _settle(Shell(ctx, quiet), name, receipts, lambda message: message.fail(reason))
 
 
 def reject(
@@ -399,10 +383,9 @@ def reject(
     receipts: Receipts,
     reason: Reason = "no reason was given",
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Refuse messages for good: they go to error/ at once."""
-    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.reject(reason))
+    return _settle(Shell(ctx, quiet), name, receipts, lambda message: message.reject(reason))
 
 
 def extend(
@@ -410,16 +393,15 @@ def extend(
     name: QueueName,
     receipts: Receipts,
     by: Annotated[
-        float | None, lease_period("--by", help="How long from now; else the queue's lease_period, else 60s.")
+        float | None, lease_period("--by", "How long from now; else the queue's lease_period, else 60s.")
     ] = None,
-    json: Json = False,
 ) -> int:
     """Renew leases; prints the new receipts."""
 
     def renew(message: Message) -> None:
         message.extend(lease_of(message.queue, by))
 
-    return _settle(Shell(ctx, json), name, receipts, renew, columns=("receipt",))
+    return _settle(Shell(ctx), name, receipts, renew, columns=("receipt",))
 
 
 def _settle(

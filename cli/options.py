@@ -27,34 +27,37 @@ else:  # typer takes the choices from here
 P = ParamSpec("P")
 R = TypeVar("R")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
-QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="The queues; all by default.")]
-QueueOrRoot = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", help="The queue; by default all queues of the root.")
-]
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+
+def option(written: str, help: str, **more: Any) -> Any:
+    """Return an option as a help writes it, such as `-n, --count N`; without a name for its value it is a flag."""
+    *names, last = written.split(", ")
+    name, _, metavar = last.partition(" ")
+    return typer.Option(*names, name, metavar=metavar or None, help=help, **more)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Return an argument."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
+QueueName = Annotated[str, argument("QUEUE", "The queue.")]
+QueueNames = Annotated[list[str] | None, argument("QUEUE", "The queues; all by default.")]
+QueueOrRoot = Annotated[str | None, argument("QUEUE", "The queue; by default all queues of the root.")]
+TopicName = Annotated[str, argument("TOPIC", "The topic.")]
 Ids = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ID", help="Message ids or file names; - reads them from standard input, one a line."),
+    list[str] | None, argument("ID", "Message ids or file names; - reads them from standard input, one a line.")
 ]
 RECEIPTS = "Receipts from `receive`, or message ids where leasing is sublet; - reads them from standard input."
-Receipts = Annotated[list[str], typer.Argument(metavar="RECEIPT", help=RECEIPTS, show_default=False)]
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id, file name or receipt.", show_default=False)]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option for its queue.toml; may be repeated."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-All = Annotated[bool, typer.Option("--all", help="Take every message of the state.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
+Receipts = Annotated[list[str], argument("RECEIPT", RECEIPTS)]
+MessageId = Annotated[str, argument("ID", "An id, file name or receipt.")]
+Settings = Annotated[list[str] | None, option("--set KEY=VALUE", "An option for its queue.toml; may be repeated.")]
+All = Annotated[bool, option("--all", "Take every message of the state.")]
+DryRun = Annotated[bool, option("--dry-run", "Only report what would be done.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print the sum and the errors: no line for each message, no progress bar.")
+    bool, option("--quiet, -q", "Print the sum and the errors: no line for each message, no progress bar.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal to ask on.")]
-Filter = Annotated[
-    str | None,
-    typer.Option("--filter", metavar="FILTER", help="Only messages that match.", show_default=False),
-]
+Yes = Annotated[bool, option("--yes, -y", "Do not ask; needed where there is no terminal to ask on.")]
+Filter = Annotated[str | None, option("--filter FILTER", "Only messages that match.")]
 
 
 def _seconds(text: str) -> float:
@@ -76,9 +79,9 @@ def lease_seconds(text: str) -> float:
     return seconds
 
 
-def duration(*names: str, help: str, parser: Callable[[str], float] = _seconds) -> Any:
+def duration(name: str, help: str, parser: Callable[[str], float] = _seconds) -> Any:
     """Return an option that takes a duration, in seconds for the command."""
-    return typer.Option(*names, parser=parser, metavar="DURATION", help=help, show_default=False)
+    return option(f"{name} DURATION", help, parser=parser)
 
 
 #: An option that takes how long a lease lasts, in seconds for the command.
@@ -92,7 +95,7 @@ def lease_of(queue: Queue, given: float | None) -> float:
 
 def state(help: str) -> Any:
     """Return the option that names a state."""
-    return typer.Option("--state", metavar="STATE", help=f"{help} One of {', '.join(ALL_STATES)}.")
+    return option("--state STATE", f"{help} One of {', '.join(ALL_STATES)}.")
 
 
 class Headers(TypedDict):
@@ -100,23 +103,19 @@ class Headers(TypedDict):
 
     properties: Annotated[
         list[str] | None,
-        typer.Option(
-            "-p",
-            "--property",
-            metavar="NAME[:TYPE]=VALUE",
-            help="A property. TYPE is S (text, the default), B (boolean), Y, H, I, L (whole numbers of 8 to 64 bits), "
+        option(
+            "-p, --property NAME[:TYPE]=VALUE",
+            "A property. TYPE is S (text, the default), B (boolean), Y, H, I, L (whole numbers of 8 to 64 bits), "
             "F or D (float, double).",
         ),
     ]
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")]
-    type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The JMS type.")]
-    correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="ID", help="The JMS correlation id.")
-    ]
-    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help="The queue for answers.")]
-    expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")]
-    delay: Annotated[float | None, duration("--delay", help="Deliver it only after this long.")]
-    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="The message's id, instead of a generated id.")]
+    priority: Annotated[int, option("--priority N", "Higher is delivered first.")]
+    type: Annotated[str | None, option("--type TYPE", "The JMS type.")]
+    correlation_id: Annotated[str | None, option("--correlation-id ID", "The JMS correlation id.")]
+    reply_to: Annotated[str | None, option("--reply-to QUEUE", "The queue for answers.")]
+    expires_in: Annotated[float | None, duration("--expires-in", "Expire it after this long.")]
+    delay: Annotated[float | None, duration("--delay", "Deliver it only after this long.")]
+    id: Annotated[str | None, option("--id ID", "The message's id, instead of a generated id.")]
 
 
 def with_headers(*only: str, **helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -97,11 +97,11 @@ def unescape(text: str) -> str:
     r"""Undo `escape`; a backslash that begins no escape stays as it is."""
     if "\\" not in text:
         return text
-    return os.fsdecode(re.sub(rb"\\(\\|x[0-9a-fA-F]{2})", _byte, os.fsencode(text)))
 
+    def byte(found: re.Match[bytes]) -> bytes:
+        return bytes([int(found[1], 16)]) if found[1] else b"\\"
 
-def _byte(found: re.Match[bytes]) -> bytes:
-    return b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)])
+    return os.fsdecode(re.sub(rb"\\(?:\\|x([0-9a-fA-F]{2}))", byte, os.fsencode(text)))
 
 
 def visible(text: str) -> str:

@@ -30,9 +30,7 @@ VALUES = {
 
 
 #: What is no command, and what to do instead.
-INSTEAD = {
-    "config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`.",
-}
+INSTEAD = {"config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."}
 
 
 class Readable:
@@ -109,27 +107,21 @@ def group(name: str, help: str) -> typer.Typer:
 
 
 def _inherited(ctx: Any) -> Iterator[Any]:
-    """Yield the `--root` of a command, which it has from the list of all commands."""
+    """Yield the options that a command, or a group of commands, has from the list of all commands."""
     if ctx.parent is None:
         return
-    for param in ctx.find_root().command.params:
-        if param.name == "root":
-            root = copy(param)
-            root.expose_value, root.envvar, root.callback = False, None, _set_root
-            root.help = "The root, as before the command."
-            yield root
+    options = {param.name: copy(param) for param in ctx.find_root().command.params}
+    options["root"].help = "The root, as before the command."
+    for name in ("root",) if isinstance(ctx.command, TyperGroup) else ("json", "root"):
+        param = options[name]
+        param.expose_value, param.envvar, param.callback = False, None, _set
+        yield param
 
 
-def _set_root(ctx: Any, param: Any, value: str | None) -> None:
-    if value is not None:
-        ctx.obj = replace(ctx.obj or GlobalOptions(None, False), root=directory(value))
-
-
-def directory(root: str) -> str:
-    """Return the directory that `--root` names; BadParameter if that is empty, as a variable of a script may be."""
-    if not root:
-        raise typer.BadParameter("it is empty: name the directory of the root", param_hint="'--root'")
-    return root
+def _set(ctx: Any, param: Any, value: Any) -> None:
+    """Note an option that is given behind a command, as if it stood before it."""
+    if value not in (None, False):
+        ctx.obj = replace(ctx.obj or GlobalOptions(None, False), **{param.name: value})
 
 
 def _process_value(param: Any, ctx: Any, value: Any) -> Any:

@@ -26,7 +26,7 @@ from dropq.storage.failures import describe, error_context
 from . import output
 from .output import BAD_DATA, NEGATIVE, OK
 from .sending import Sending, record_of_send
-from .shell import Shell, UsageError, despite_closed_stdout, stdin
+from .shell import Shell, UsageError, despite_closed_stdout, handling, stdin
 
 #: Seconds that a record waits for others.
 LINGER = 1.0
@@ -136,31 +136,19 @@ class _Ending:
 
 @contextmanager
 def _noting_signals(queue: Queue) -> Iterator[_Ending]:
-    """Note SIGINT, SIGTERM and SIGHUP in the block; the second raises _EndedAtOnce, a third does what it did before.
-
-    What a parent has the command ignore, as nohup does, stays ignored.
-    """
+    """Note SIGINT, SIGTERM and SIGHUP in the block; the second raises _EndedAtOnce, a third does what it did before."""
     ending = _Ending(queue)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    taken = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
 
-    def restore() -> None:
-        for number in taken:
-            signal.signal(number, before[number])
-
-    def end(number: int, frame: object) -> None:
+    def end(number: int, restore: Callable[[], None]) -> None:
         if ending.came:
             restore()
             raise _EndedAtOnce(number)
         ending.note(number)
 
-    for number in taken:
-        signal.signal(number, end)
     try:
-        yield ending
+        with handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), end):
+            yield ending
     finally:
-        restore()
         ending.close()
 
 

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dropq.lifecycle.decision import count_of
+
 from . import output
 from .options import (
     All,
     DryRun,
     Filter,
     Ids,
-    Json,
     QueueName,
     QueueNames,
     QueueOrRoot,
     Quiet,
     State,
     Yes,
+    argument,
     duration,
+    option,
     state,
 )
 from .output import NEGATIVE, OK, unescape
@@ -38,11 +41,6 @@ if TYPE_CHECKING:
     Act = Callable[[QueueContext, Selection], Iterator[Outcome]]
 
 
-#: The participle of each bulk verb, for the sum.
-_DONE = {
-    **{"requeue": "requeued", "replay": "replayed", "move": "moved", "expire": "expired", "remove": "removed"},
-    "acknowledge": "acknowledged",
-}
 #: The columns of `fsck`; on a terminal the path, which may be long, comes first.
 FINDING = ("level", "kind", "path", "detail", "repaired")
 FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
@@ -82,16 +80,13 @@ class Bulk:
 
 
 def _in_sum(verb: str, *, dry_run: bool) -> str:
-    return f"would_{verb}" if dry_run else _DONE[verb]
-
-
-def _many(count: int, which: str = "") -> str:
-    return "1 message" if count == 1 else f"{which}{count} messages"
+    return f"would_{verb}" if dry_run else f"{verb.removesuffix('e')}ed"
 
 
 def _those(count: int, filter: str | None) -> str:
     """Write which messages a question is about."""
-    return _many(count, "all ") if filter is None else f"what matches of {_many(count)}"
+    every = "" if count == 1 else "all "
+    return f"{every if filter is None else 'what matches of '}{count_of(count)}"
 
 
 def requeue(
@@ -102,21 +97,14 @@ def requeue(
     state: Annotated[
         State | None, state("The state they are in: by default error, and target with --to-origin.")
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="QUEUE", help="The queue to bring them to, if another.")
-    ] = None,
-    to_origin: Annotated[
-        bool, typer.Option("--to-origin", help="Bring each dead letter to the queue that it came from.")
-    ] = False,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Put the parts of each bundle together as one message.")
-    ] = False,
-    keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
+    to: Annotated[str | None, option("--to QUEUE", "The queue to bring them to, if another.")] = None,
+    to_origin: Annotated[bool, option("--to-origin", "Bring each dead letter to the queue that it came from.")] = False,
+    whole: Annotated[bool, option("--whole", "Put the parts of each bundle together as one message.")] = False,
+    keep_expiration: Annotated[bool, option("--keep-expiration", "Keep their expirations.")] = False,
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Bring messages back into target/, as if they were new.
 
@@ -132,7 +120,7 @@ def requeue(
     if whole and (to_origin or to is not None):
         raise UsageError("--whole puts parts together in their own queue: move the message after that")
 
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     where = bulk.requeued_from(state, to_origin=to_origin)
     task = Bulk(shell, shell.queue(name), bulk.Selection((where,), wanted, filter, dry_run=dry_run), yes)
@@ -201,23 +189,18 @@ def replay(
     ids: Ids = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            parser=_point,
-            metavar="POINT",
-            help="Where to begin: epoch, now, creation, a generated id, or an ISO 8601 date or time, in UTC unless it "
+        option(
+            "--from POINT",
+            "Where to begin: epoch, now, creation, a generated id, or an ISO 8601 date or time, in UTC unless it "
             "has an offset. By default the queue's recovery_point or, when ids are named, anywhere.",
-            show_default=False,
+            parser=_point,
         ),
     ] = None,
     filter: Filter = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="QUEUE", help="The queue to send them to, if another.")
-    ] = None,
+    to: Annotated[str | None, option("--to QUEUE", "The queue to send them to, if another.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Send the messages in processed/ again, oldest first.
 
@@ -226,7 +209,7 @@ def replay(
     from dropq.upkeep.bulk import Selection
     from dropq.upkeep.replay import replay as replayed
 
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=not ids)
     task = Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to) if to is not None else task.queue
@@ -239,7 +222,7 @@ def replay(
 def move(
     ctx: typer.Context,
     name: QueueName,
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue to move them to.", show_default=False)],
+    to: Annotated[str, argument("TO", "The queue to move them to.")],
     ids: Ids = None,
     everything: All = False,
     state: Annotated[State, state("The state they are in.")] = "target",
@@ -247,12 +230,11 @@ def move(
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Move messages to another queue, with their counters."""
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to)
@@ -273,7 +255,6 @@ def expire(
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Move messages that wait, are delayed or are held to expired/.
 
@@ -281,7 +262,7 @@ def expire(
     """
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     states = bulk.UNFINISHED if state is None else (state,)
     task = Bulk(shell, shell.queue(name), bulk.Selection(states, wanted, filter, dry_run=dry_run), yes)
@@ -295,22 +276,21 @@ def purge(
     ids: Ids = None,
     everything: All = False,
     older_than: Annotated[
-        float | None, duration("--older-than", help="Remove all that came to the state longer ago.")
+        float | None, duration("--older-than", "Remove all that came to the state longer ago.")
     ] = None,
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Remove messages for good."""
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
     task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, older_than, dry_run), yes)
     total = task.total()
-    which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
+    which = _those(total, filter) if older_than is None else f"what is old enough of {count_of(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
     expected = total if filter is None and older_than is None else None
     return task.run("remove", bulk.purge, expected, question=question, always_asks=True)
@@ -320,14 +300,13 @@ def prune(
     ctx: typer.Context,
     queues: QueueNames = None,
     state: Annotated[State, state("The state to prune.")] = "processed",
-    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what has been there for longer.")] = None,
+    keep_age: Annotated[float | None, duration("--keep-age", "Remove what has been there for longer.")] = None,
     keep_count: Annotated[
-        int | None, typer.Option("--keep-count", metavar="N", min=0, help="Keep the newest N, and remove the rest.")
+        int | None, option("--keep-count N", "Keep the newest N, and remove the rest.", min=0)
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
-    json: Json = False,
 ) -> int:
     """Remove the oldest messages of a state for good.
 
@@ -337,7 +316,7 @@ def prune(
 
     if state != "processed" and keep_age is None and keep_count is None:
         raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     names = shell.queues(queues)
     if not dry_run:
         shell.confirm(f"Prune {state}/ of {', '.join(names)}?", yes=yes)
@@ -352,21 +331,21 @@ def prune(
     return shell.report(outcomes(), _in_sum("remove", dry_run=dry_run), state=state) or output.verdict(codes)
 
 
-Switched = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="The queues; or give --all.")]
-Root = Annotated[bool, typer.Option("--all", help="The whole root, with queues that are created later.")]
+Switched = Annotated[list[str] | None, argument("QUEUE", "The queues; or give --all.")]
+Root = Annotated[bool, option("--all", "The whole root, with queues that are created later.")]
 
 
-def pause(ctx: typer.Context, queues: Switched = None, everything: Root = False, json: Json = False) -> int:
+def pause(ctx: typer.Context, queues: Switched = None, everything: Root = False) -> int:
     """Make queues look empty to consumers, until they are resumed.
 
     Senders go on, and consumers keep the messages that they hold.
     """
-    return _switch(Shell(ctx, json), queues, everything, paused=True)
+    return _switch(Shell(ctx), queues, everything, paused=True)
 
 
-def resume(ctx: typer.Context, queues: Switched = None, everything: Root = False, json: Json = False) -> int:
+def resume(ctx: typer.Context, queues: Switched = None, everything: Root = False) -> int:
     """End the pause of queues."""
-    return _switch(Shell(ctx, json), queues, everything, paused=False)
+    return _switch(Shell(ctx), queues, everything, paused=False)
 
 
 def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused: bool) -> int:
@@ -389,27 +368,21 @@ def sweep(
     ctx: typer.Context,
     name: QueueOrRoot = None,
     foreign_older_than: Annotated[
-        float | None,
-        duration("--foreign-older-than", help="Also return older claims of scripts and DropboxMQ clients."),
+        float | None, duration("--foreign-older-than", "Also return older claims of scripts and DropboxMQ clients.")
     ] = None,
     unleased_older_than: Annotated[
-        float | None,
-        duration("--unleased-older-than", help="Also return older claims without a lease or a living owner."),
+        float | None, duration("--unleased-older-than", "Also return older claims without a lease or a living owner.")
     ] = None,
     jobs_older_than: Annotated[
-        float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for longer.")
+        float | None, duration("--jobs-older-than", "Also drop uncommitted jobs that are idle for longer.")
     ] = None,
     ephemeral_older_than: Annotated[
         float | None,
-        duration("--ephemeral-older-than", help="Also remove temporary queues untouched for longer, without a lock."),
+        duration("--ephemeral-older-than", "Also remove temporary queues untouched for longer, without a lock."),
     ] = None,
     row: Annotated[
-        str,
-        typer.Option(
-            "--row", metavar="ROW", help="Also carry this row to another root, although another host wrote it."
-        ),
+        str, option("--row ROW", "Also carry this row to another root, although another host wrote it.")
     ] = "",
-    json: Json = False,
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
 
@@ -417,7 +390,7 @@ def sweep(
     receive, and this command sweeps all. Exits with 1 when a file could not be dealt with: stderr names it, and the
     next sweep tries again.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     ages = {
         "foreign_older_than": foreign_older_than,
         "unleased_older_than": unleased_older_than,
@@ -462,12 +435,9 @@ def _show_sweep(shell: Shell, queue: str | None, reports: list[SweepReport]) -> 
 def fsck(
     ctx: typer.Context,
     queues: QueueNames = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Make missing folders, and set aside what does not belong.")
-    ] = False,
+    repair: Annotated[bool, option("--repair", "Make missing folders, and set aside what does not belong.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> int:
     """Find what does not belong in a root or its queues.
 
@@ -476,7 +446,7 @@ def fsck(
     """
     from dropq.diagnosis import fsck as checks
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     if not queues:
         shell.check_root()
     repair = repair and not dry_run

@@ -10,7 +10,7 @@ import typer
 from dropq.errors import Unavailable
 
 from . import output
-from .options import Filter, Json, QueueName, QueueOrRoot
+from .options import Filter, QueueName, QueueOrRoot, argument, option
 from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .shell import Shell, UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The columns of `selector ls`.
 COLUMNS = ("queue", "name", "op", "to", "filter", "role", "credit", "free")
 
-SelectorName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the selector.", show_default=False)]
+SelectorName = Annotated[str, argument("NAME", "The name of the selector.")]
 
 selector = group("selector", "Make selectors, which carry messages from queue to queue.")
 
@@ -33,34 +33,27 @@ def add(
     selector: SelectorName,
     to: Annotated[
         list[str] | None,
-        typer.Option(
-            "--to",
-            metavar="TO",
-            help="The queue or topic that it sends to; of a bounce, a return address that it goes to, several where "
+        option(
+            "--to TO",
+            "The queue or topic that it sends to; of a bounce, a return address that it goes to, several where "
             "given again, by default temp-*, where * stands for the rest of a name.",
         ),
     ] = None,
     op: Annotated[
         Literal["move", "copy", "bounce"],
-        typer.Option("--op", metavar="OP", help="What it does: move, copy, or bounce to the return address."),
+        option("--op OP", "What it does: move, copy, or bounce to the return address."),
     ] = "move",
     filter: Filter = None,
     credit: Annotated[
-        int | None,
-        typer.Option(
-            "--credit", metavar="N", help="How many messages that it moved may be unsettled at a time; else 1."
-        ),
+        int | None, option("--credit N", "How many messages that it moved may be unsettled at a time; else 1.")
     ] = None,
     role: Annotated[
         Literal["normal", "default", "overflow"],
-        typer.Option(
-            "--role",
-            metavar="ROLE",
-            help="When it is asked: normal; default, where no other takes a message; overflow, by senders to a full "
-            "queue.",
+        option(
+            "--role ROLE",
+            "When it is asked: normal; default, where no other takes a message; overflow, by senders to a full queue.",
         ),
     ] = "normal",
-    json: Json = False,
 ) -> None:
     """Add a selector to a queue; prints the path of its file.
 
@@ -68,7 +61,7 @@ def add(
     """
     from dropq.policies.selectors import path_of
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
     if filter is not None:
         _check_filter(filter)
@@ -90,13 +83,13 @@ def _check_filter(filter: str) -> None:
 
 
 @selector.command("ls", cls=Command)
-def ls(ctx: typer.Context, name: QueueOrRoot = None, json: Json = False) -> int:
+def ls(ctx: typer.Context, name: QueueOrRoot = None) -> int:
     """List selectors, with their credits.
 
     A credit is free unless it was spent on a message that is not settled yet. Exits with 1 when the file of a selector
     cannot be used; stderr says why.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     records: list[Record] = []
     unusable: list[str] = []
 
@@ -146,7 +139,7 @@ def _listed(queue: Queue) -> tuple[list[Record], list[str]]:
 
 
 @selector.command("rm", cls=Command)
-def rm(ctx: typer.Context, name: QueueName, selector: SelectorName, json: Json = False) -> int:
+def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     """Remove a selector; what it moved returns.
 
     What is settled stays where it is. All else returns to the queue, also from queues further on, and a consumer that
@@ -155,7 +148,7 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName, json: Json =
     """
     from dropq.lifecycle.credits import spent
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
     tokens = [one.token for one in queue.selectors() if one.name == selector and one.token]
     moved = sum(len(spent(queue.layout, token)) for token in tokens)

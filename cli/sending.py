@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from errno import EBADF
 from functools import partial
 from io import BufferedReader
@@ -20,7 +20,7 @@ from dropq.errors import Unavailable
 from . import output
 from .look import body_of
 from .output import IO_ERROR, NEGATIVE, OK, TRY_LATER, Record
-from .shell import DelayedInterrupt, Shell, despite_closed_stdout, how_many, stdin
+from .shell import DelayedInterrupt, Shell, despite_closed_stdout, handling, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent
@@ -116,7 +116,8 @@ class Sending:
                 if sent.delivered_to in self._queue._overflow_destinations:
                     self._overflowed[sent.delivered_to] += 1
                 else:
-                    self._letters += sent.accepted and self._is_letter(sent)
+                    letters = self._shell.root.context.config.dead_letter_queue
+                    self._letters += sent.accepted and sent.delivered_to == letters != self._queue.name
                 del self._sent[0]
         if interrupt.came:
             raise KeyboardInterrupt
@@ -163,10 +164,6 @@ class Sending:
         elif self._shell.quiet:
             output.note(f"sent={self._accepted}")
 
-    def _is_letter(self, sent: Sent) -> bool:
-        letters = self._shell.root.context.config.dead_letter_queue
-        return sent.delivered_to == letters != self._queue.name
-
 
 def record_of_send(sent: Sent) -> Record:
     """Return what is shown of a send; whether it is distributed only of what was published."""
@@ -174,14 +171,10 @@ def record_of_send(sent: Sent) -> Record:
     return record if sent.distributed is not None else {key: record[key] for key in record if key != "distributed"}
 
 
-class Request:
+class Request(Sending):
     """One run of `send --wait-reply`: it sends a message, waits for the answer, and prints the answer's body."""
 
-    def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
-        self._shell = shell
-        self._queue = queue
-        self._fields = fields
-        self._sent: list[Sent] = []
+    _queue: Queue
 
     def send(self, source: str, *, move: bool, timeout: float) -> int:
         """Send a file, or standard input, and wait for the answer; return the exit code."""
@@ -204,9 +197,9 @@ class Request:
         except KeyboardInterrupt as error:
             sent = f"message {self._sent[0].id} was sent" if self._sent else "nothing was sent"
             raise KeyboardInterrupt(f"{sent}, and no answer is awaited") from error
-        return self._print(self._sent[0], answer)
+        return self._print_answer(self._sent[0], answer)
 
-    def _print(self, sent: Sent, answer: Message | None) -> int:
+    def _print_answer(self, sent: Sent, answer: Message | None) -> int:
         try:
             if self._shell.json:
                 output.write(output.json_line({**record_of_send(sent), "reply": answer and _answer_of(answer)}))
@@ -248,23 +241,13 @@ def _ended_by_signals() -> Iterator[None]:
     """Leave the block in good order at SIGTERM and SIGHUP, too, and then end by the signal; a second ends at once."""
     came: list[int] = []
 
-    def end(number: int, frame: object) -> None:
+    def end(number: int, restore: Callable[[], None]) -> None:
         came.append(number)
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        restore()
         raise _Ended
 
-    # What a parent has the command ignore, as nohup does, stays ignored.
-    before = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
-    for each in before:
-        signal.signal(each, end)
-    try:
+    with suppress(_Ended), handling((signal.SIGTERM, signal.SIGHUP), end):
         yield
-    except _Ended:
-        pass
-    finally:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
     if came:
         os.kill(os.getpid(), came[0])
 

@@ -1,4 +1,4 @@
-"""The command that serves a queue to programs that speak another protocol."""
+"""Commands that serve queues until they are stopped: routes and selectors, and programs of another protocol."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import typer
 from dropq.errors import Unavailable
 
 from . import output
-from .options import Json, QueueName, duration, lease_seconds
-from .output import OK
+from .options import QueueName, QueueOrRoot, duration, lease_seconds, option
+from .output import NEGATIVE, OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
+#: The columns of `route`.
+COLUMNS = ("queue", "kind", "name", "moved")
 #: The longest --ack-timeout, in seconds.
 A_DAY = 86400
 #: What a letter behind a number of bytes stands for.
@@ -39,16 +41,10 @@ def _ack_seconds(text: str) -> float:
 def serve(
     ctx: typer.Context,
     name: QueueName,
-    zmq: Annotated[bool, typer.Option("--zmq", help="Serve clients of PZQ, over ZeroMQ.")] = False,
-    receive: Annotated[
-        str, typer.Option("--receive", metavar="ADDRESS", help="Where producers connect.")
-    ] = "tcp://127.0.0.1:11131",
-    send: Annotated[
-        str, typer.Option("--send", metavar="ADDRESS", help="Where consumers connect.")
-    ] = "tcp://127.0.0.1:11132",
-    monitor: Annotated[
-        str, typer.Option("--monitor", metavar="ADDRESS", help="Where monitors connect.")
-    ] = "tcp://127.0.0.1:11133",
+    zmq: Annotated[bool, option("--zmq", "Serve clients of PZQ, over ZeroMQ.")] = False,
+    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect.")] = "tcp://127.0.0.1:11131",
+    send: Annotated[str, option("--send ADDRESS", "Where consumers connect.")] = "tcp://127.0.0.1:11132",
+    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect.")] = "tcp://127.0.0.1:11133",
     ack_timeout: Annotated[
         float | None,
         duration(
@@ -57,26 +53,14 @@ def serve(
             help="How long a message is a consumer's; else the queue's lease_period, else 5s.",
         ),
     ] = None,
-    in_flight: Annotated[
-        int, typer.Option("--in-flight", metavar="N", min=1, help="How many messages may be at consumers at once.")
-    ] = 100,
-    hwm: Annotated[
-        int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait for each consumer.")
-    ] = 10,
+    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1)] = 100,
+    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1)] = 10,
     max_size: Annotated[
-        int,
-        typer.Option(
-            "--max-size", metavar="BYTES", parser=_bytes, help="The most bytes of a message; K, M and G may follow."
-        ),
+        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes)
     ] = "64M",  # type: ignore[assignment] # typer parses it
-    keys: Annotated[
-        str | None, typer.Option("--keys", metavar="DIR", help="Let in only those whose keys are here (CURVE).")
-    ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Pass on priority, properties and others as a JSON header.")
-    ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Let everybody in, also from other machines.")] = False,
-    json: Json = False,
+    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")] = None,
+    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header.")] = False,
+    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines.")] = False,
 ) -> int:
     """Serve a queue to clients of PZQ, over ZeroMQ.
 
@@ -98,7 +82,7 @@ def serve(
         raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     terms = Terms(
         receive=receive,
         send=send,
@@ -123,3 +107,53 @@ def serve(
         output.flush()
         server.run(stop)
     return OK
+
+
+def route(
+    ctx: typer.Context, name: QueueOrRoot = None, once: Annotated[bool, option("--once", "End after one pass.")] = False
+) -> int:
+    """Serve routes and selectors, and distribute what is published.
+
+    Consumers move what a route takes by themselves. This does it where nobody consumes, and carries on what selectors
+    take; the rest stays in target/. In a topic it also gives each receiver its copy of what scripts publish, as
+    consumers of the receivers do. Without QUEUE it serves all of the root, also what is made later.
+
+    It runs until a SIGTERM, SIGHUP or Ctrl-C, and then prints how many messages each route and selector took. Exits
+    with 1 when one of them cannot be used, or a queue of the root cannot be served; the warning says why.
+    """
+    from dropq.routing import Router, Routers, Serving
+    from dropq.routing.serve import Taken, serve_once
+    from dropq.upkeep.sweep import sweeps_of_routers
+    from dropq.worker.loop import Stop, stop_on_signals
+
+    shell = Shell(ctx)
+    sweep = sweeps_of_routers()
+    served: Router | Routers
+    if name is None:
+        shell.check_root()
+        served = Routers(shell.root.context, sweep=sweep)
+    else:
+        queue = shell.queue(name)
+        served = Router(queue.context, sweep=sweep(queue.context))
+    serving = Serving(served)
+    with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(serving.wake):
+        try:
+            if once:
+                serve_once(served, lambda: stop.asked)
+            else:
+                serving.run(lambda: stop.asked)
+        finally:  # whatever ends it, this is done
+            taken = served.taken if isinstance(served, Routers) else {queue.name: Taken(served.moved, served.selected)}
+            records = (
+                {"queue": address, "kind": kind, "name": name, "moved": count}
+                for address, took in sorted(taken.items())
+                for kind, counts in (("route", took.routes), ("selector", took.selectors))
+                for name, count in sorted(counts.items())
+                if count
+            )
+            shell.show(records, COLUMNS)
+            output.flush()
+            routed = sum(took.routes.total() for took in taken.values())
+            selected = sum(took.selectors.total() for took in taken.values())
+            output.note(f"routed={routed} selected={selected} distributed={served.distributed}")
+    return NEGATIVE if served.has_unusable else OK

@@ -15,16 +15,16 @@ import typer
 
 from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
-from dropq.format.layout import ALL_STATES, ROUTES_FILE
+from dropq.format.layout import ROUTES_FILE
 from dropq.hints import nearest
 from dropq.lifecycle.queue_notes import topics
 from dropq.storage.reading import parse_toml
 
 from . import output
-from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
+from .options import DryRun, QueueName, QueueNames, Settings, Yes, argument, option
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open, root_above
+from .shell import GlobalOptions, Shell, UsageError, in_states, report_open, root_above
 
 if TYPE_CHECKING:
     from dropq import Queue, Root
@@ -42,9 +42,8 @@ _FLAT = "Use the layout of dropq alone."
 
 def init(
     ctx: typer.Context,
-    directory: Annotated[str | None, typer.Argument(metavar="DIR", help="The directory; made when missing.")] = None,
-    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
-    json: Json = False,
+    directory: Annotated[str | None, argument("DIR", "The directory; made when missing.")] = None,
+    dropboxmq: Annotated[bool, option("--dropboxmq", _DROPBOXMQ)] = False,
 ) -> None:
     """Make a directory a root of queues; safe to repeat.
 
@@ -55,7 +54,7 @@ def init(
     path = os.path.abspath(directory or cast(GlobalOptions, ctx.obj).root or os.curdir)
     before = root_above(path)
     Root.create(path, dropboxmq=dropboxmq)
-    Shell(ctx, json).line({"root": path}, ("root",))
+    Shell(ctx).line({"root": path}, ("root",))
     if before == path:
         output.note(f"{path} was a root already")
     elif before:
@@ -66,15 +65,14 @@ def create(
     ctx: typer.Context,
     name: QueueName,
     settings: Settings = None,
-    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_SHARED)] = False,
-    flat: Annotated[bool, typer.Option("--flat", help=_FLAT)] = False,
-    json: Json = False,
+    dropboxmq: Annotated[bool, option("--dropboxmq", _SHARED)] = False,
+    flat: Annotated[bool, option("--flat", _FLAT)] = False,
 ) -> None:
     """Make a queue; prints its path.
 
     VALUE is TOML, such as `10`, `true` or `["*.bak"]`. Anything else is text, so `30s` needs no quotes.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     if dropboxmq and flat:
         raise UsageError("give --dropboxmq or --flat, but not both")
     if shell.doubt and not shell.root.queues():
@@ -83,7 +81,7 @@ def create(
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 
-def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
+def doctor(ctx: typer.Context, queues: QueueNames = None) -> int:
     """Test whether a file system is fit for dropq.
 
     Exits with 1 when it is not. The folder of --root or DROPQ_ROOT need not be a root yet. It tries what dropq needs,
@@ -99,7 +97,7 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
             raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder") from None
     if (folder := cast(GlobalOptions, ctx.obj).root) is not None:
         _look_into(folder)
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     named = [shell.root.queue(unescape(name)).name for name in queues] if queues else None
     diagnoses = sorted(shell.root.doctor(named), key=lambda diagnosis: LEVELS.index(diagnosis.level))
     if sys.stdout.isatty() and not shell.json:
@@ -160,29 +158,28 @@ def _toml(text: str) -> object:
 def delete(
     ctx: typer.Context,
     name: QueueName,
-    force: Annotated[bool, typer.Option("--force", help="Also delete messages that wait or are worked on.")] = False,
+    force: Annotated[bool, option("--force", "Also delete messages that wait or are worked on.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> int:
     """Remove a queue with all its history.
 
     It refuses a queue that has messages to work on, unless --force is given. It removes a subscription, or a topic
     without subscriptions, likewise.
     """
-    from dropq.upkeep.queues import TO_WORK_ON, refuse_subscriptions, refuse_unsettled
+    from dropq.upkeep.queues import contents, refuse_subscriptions, refuse_unsettled, to_work_on
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     try:
         queue = shell.queue(name)
     except NoSuchQueue as error:  # to make it is no way out
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     if queue.layout.is_topic:
         refuse_subscriptions(shell.root.context, queue.context)
-    counts = contents(queue)
+    counts = contents(queue.context)
     listed = in_states(counts)
     if dry_run:
-        refused = not force and any(counts[state] for state in counts if state in TO_WORK_ON or state not in ALL_STATES)
+        refused = not force and bool(to_work_on(counts))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
@@ -199,15 +196,12 @@ config = group("config", "Show the configuration, and check it.")
 
 @config.command("show", cls=Command)
 def config_show(
-    ctx: typer.Context,
-    name: QueueName,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.")] = None,
-    json: Json = False,
+    ctx: typer.Context, name: QueueName, key: Annotated[str | None, argument("KEY", "Only this key.")] = None
 ) -> None:
     """Print the settings that are in force for a queue, and the file that each comes from."""
     from dropq.config.load import explain_queue
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue, root = shell.queue(name), shell.root
     settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout)
     if key is not None and key not in {setting.key for setting in settings}:
@@ -227,11 +221,7 @@ def config_show(
 @config.command("check", cls=Command)
 def config_check(
     ctx: typer.Context,
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILE", help="The files; by default those of the whole root."),
-    ] = None,
-    json: Json = False,
+    files: Annotated[list[str] | None, argument("FILE", "The files; by default those of the whole root.")] = None,
 ) -> int:
     """Check configuration files, each routing.properties and each selector, and print every problem.
 
@@ -239,7 +229,7 @@ def config_check(
     """
     from dropq.diagnosis import selector_checks
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     checked = files or list(_config_files(shell))
     found = [(file, problem) for file in checked for problem in _check_of(file)(file)]
     if not files:  # in their queues, which other queues may belong to
@@ -256,9 +246,8 @@ def config_check(
 @config.command("import", cls=Command)
 def config_import(
     ctx: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An AMPS configuration, in XML.", show_default=False)],
+    file: Annotated[str, argument("FILE", "An AMPS configuration, in XML.")],
     dry_run: DryRun = False,
-    json: Json = False,
 ) -> int:
     """Make the queues of an AMPS configuration queues of this root; prints their names and paths.
 
@@ -269,7 +258,7 @@ def config_import(
     from dropq.config.load import toml_text
     from dropq.upkeep.queues import refuse_taken
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     root = shell.root
     found = [
         (queue, parse_toml(toml_text(queue.options)))

@@ -56,19 +56,17 @@ class GlobalOptions:
     root: str | None
     json: bool
 
+    def __post_init__(self) -> None:
+        if self.root == "":  # as a variable of a script may be
+            raise typer.BadParameter("it is empty: name the directory of the root", param_hint="'--root'")
+
 
 class Shell:
-    """What a command needs besides its own arguments.
+    """What a command needs besides its own arguments; a `quiet` command prints errors and sums, and no progress bar."""
 
-    Args:
-        context: typer's, with the options before the command.
-        json: whether `--json` was given after the command.
-        quiet: print no line for a message that nothing went wrong with, and no progress bar.
-    """
-
-    def __init__(self, context: typer.Context, json: bool, quiet: bool = False) -> None:
+    def __init__(self, context: typer.Context, quiet: bool = False) -> None:
         given = cast(GlobalOptions, context.obj)
-        self.json = given.json or json
+        self.json = given.json
         self.quiet = quiet
         self._root = given.root
 
@@ -156,8 +154,7 @@ class Shell:
     def ids(self, given: Sequence[str] | None, *, everything: bool, chosen: bool = False) -> list[str] | None:
         """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
-        Raises:
-            UsageError: neither messages nor all were given, nor `chosen` by another option; or both were given.
+        UsageError says that neither messages nor all were given, nor `chosen` by another option; or that both were.
         """
         if given and everything:
             raise UsageError("name messages by their ids, or give --all, but not both")
@@ -166,12 +163,7 @@ class Shell:
         return list(arguments(given)) if given else None
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is destroyed or moved in bulk.
-
-        Raises:
-            UsageError: there is no terminal to ask on, and `--yes` was not given.
-            typer.Exit: the answer was no.
-        """
+        """Ask before something is destroyed or moved in bulk, unless `--yes` was given; end the command after a no."""
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -301,16 +293,6 @@ def in_states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
 
 
-def contents(queue: Queue) -> dict[str, int]:
-    """Return how many messages are in each state of a queue, in folders of routing/, and on the way to other disks."""
-    routed = {f"routing/{name}": count for name, count in queue.routed().items()}
-    return {
-        **queue.counts(),
-        **routed,
-        **{f"transit to {destination}": count for destination, count in queue.in_transit().items()},
-    }
-
-
 def how_many(count: int, total: int | None, done: str) -> str:
     """Write how many were done and, where it is known, of how many."""
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
@@ -386,6 +368,27 @@ class DelayedInterrupt:
         if self.came:
             signal.default_int_handler(number, frame)
         self.came = True
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Callable[[int, Callable[[], None]], None]) -> Iterator[None]:
+    """Call a handler for signals in the block, with their number and a function that restores the handlers before it.
+
+    What a parent has the command ignore, as nohup does, stays ignored.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = {number: each for number, each in before.items() if each not in (signal.SIG_IGN, None)}
+
+    def restore() -> None:
+        for number, each in taken.items():
+            signal.signal(number, each)
+
+    for number in taken:
+        signal.signal(number, lambda number, frame: handler(number, restore))
+    try:
+        yield
+    finally:
+        restore()
 
 
 @contextmanager

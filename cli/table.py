@@ -25,14 +25,7 @@ GAP = "  "
 
 @dataclass(eq=False)
 class Column:
-    """One column.
-
-    Attributes:
-        name: its name; the heading breaks it at underscores.
-        whole: whether its values are never broken.
-        right: whether its values are aligned to the right.
-        styles: rich's styles for some of its values.
-    """
+    """One column: whole values are never broken, and rich's `styles` are for some values."""
 
     name: str
     cells: list[str]
@@ -42,7 +35,7 @@ class Column:
     width: int = 0
 
     def __post_init__(self) -> None:
-        self.heading = self.name.split("_")
+        self.heading = self.name.split("_")  # a line each
         self._widths = list(map(cell_len, self.cells))
         self._heading_width = max(map(cell_len, self.heading))
 
@@ -78,14 +71,9 @@ class Column:
 
 
 class Table:
-    """A table, laid out for the terminal.
+    """A table, laid out for the terminal, if it `fits`; where there is no room, `spare` columns are left out.
 
-    Args:
-        spare: names of columns that are left out where there is no room, the least important first.
-
-    Attributes:
-        fits: whether there is room for the columns that are needed; without it nothing is printed.
-        left_out: the names of the columns for which there was no room.
+    The least important of them comes first, and goes first.
     """
 
     def __init__(self, columns: Sequence[Column], spare: Sequence[str] = ()) -> None:
@@ -99,8 +87,7 @@ class Table:
         """Return the columns that fit, with their widths; [] if a needed column does not fit."""
         needed = [column for column in self._all if column.name not in spare]
         by_importance = sorted(
-            (column for column in self._all if column.name in spare),
-            key=lambda column: -spare.index(column.name),
+            (column for column in self._all if column.name in spare), key=lambda column: -spare.index(column.name)
         )
         for limit in (inf, LONG, 0):  # one long value drives out no column, and ids no column that is needed
             self._limit = limit

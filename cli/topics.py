@@ -19,11 +19,11 @@ from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output
-from .options import DryRun, Headers, Json, Quiet, Settings, TopicName, Yes, duration, with_headers
+from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_headers
 from .output import OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, contents, in_states
+from .shell import Shell, in_states
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -32,24 +32,21 @@ if TYPE_CHECKING:
 COLUMNS = ("queue", "target", "delayed", "processing", "error", "about", "filter")
 
 ClientId = Annotated[
-    str | None,
-    typer.Option("--client-id", metavar="CLIENT", help="Whose subscription it is; the name of this host by default."),
+    str | None, option("--client-id CLIENT", "Whose subscription it is; the name of this host by default.")
 ]
-SubscriptionArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
-]
+SubscriptionArgument = Annotated[str, argument("NAME", "The name of the subscription.")]
 
 topic = group("topic", "Publish to topics, and make their subscriptions.")
 
 
 @topic.command("create", cls=Command)
-def create(ctx: typer.Context, name: TopicName, settings: Settings = None, json: Json = False) -> None:
+def create(ctx: typer.Context, name: TopicName, settings: Settings = None) -> None:
     """Make a topic; prints its path.
 
     VALUE is TOML, or else text, as of `dropq create`. Some options are for what is published, and the others are
     defaults of the topic's subscriptions: docs/topics.md lists them.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     made = shell.root.create_topic(unescape(name), **options_of(settings))
     shell.line({"topic": made.name, "path": made.queue.layout.home}, ("path",))
 
@@ -64,17 +61,13 @@ def publish(
     lines: messages.Lines = False,
     move: messages.Move = False,
     client_id: Annotated[
-        str | None,
-        typer.Option(
-            "--client-id", metavar="CLIENT", help="Who publishes: no-local subscriptions of this client get nothing."
-        ),
+        str | None, option("--client-id CLIENT", "Who publishes: no-local subscriptions of this client get nothing.")
     ] = None,
     timeout: Annotated[
         float | None,
-        duration("--timeout", help="Wait for the end of a pause, or for a full receiver, this long for each message."),
+        duration("--timeout", "Wait for the end of a pause, or for a full receiver, this long for each message."),
     ] = None,
     quiet: Quiet = False,
-    json: Json = False,
     **headers: Unpack[Headers],
 ) -> int:
     """Publish each FILE, or standard input; prints the ids.
@@ -83,7 +76,7 @@ def publish(
     the topic is paused, or a receiver is full, the message is sent all the same: stderr reports that, and the receivers
     get it later.
     """
-    shell = Shell(ctx, json, quiet)
+    shell = Shell(ctx, quiet)
     topic = shell.root.topic(unescape(name), client_id=client_id)
     with topic._patient(timeout):
         return messages.send_all(shell, lambda: topic.queue, files, headers, lines=lines, move=move)
@@ -95,23 +88,17 @@ def subscribe(
     name: TopicName,
     subscription: SubscriptionArgument,
     client_id: ClientId = None,
-    filter: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="FILTER", help="Only messages that match it come in.", show_default=False),
-    ] = None,
-    no_local: Annotated[bool, typer.Option("--no-local", help="Leave out what the same client id publishes.")] = False,
+    filter: Annotated[str | None, option("--filter FILTER", "Only messages that match it come in.")] = None,
+    no_local: Annotated[bool, option("--no-local", "Leave out what the same client id publishes.")] = False,
     recovery_point: Annotated[
         str | None,
-        typer.Option(
-            "--recovery-point",
-            metavar="POINT",
-            help="Begin in the topic's processed/: at epoch, now, creation, a generated id, or an ISO 8601 date or "
-            "time.",
+        option(
+            "--recovery-point POINT",
+            "Begin in the topic's processed/: at epoch, now, creation, a generated id, or an ISO 8601 date or time.",
         ),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Make a durable subscription; prints its address.
 
@@ -122,7 +109,7 @@ def subscribe(
     from dropq.filters import check_chooses, compile_filter
     from dropq.topics.subscriptions import replaced_by
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     topic = shell.root.topic(unescape(name))
     wanted = SubscriptionName(unescape(subscription), _client(client_id), no_local)
     if filter is not None:
@@ -150,14 +137,13 @@ def unsubscribe(
     client_id: ClientId = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Remove a durable subscription, with its messages.
 
     It asks if the subscription has any message, also in processed/ or in the folder of a route. While a consumer uses
     it, it stays (75).
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     topic = shell.root.topic(unescape(name))
     subscription, client_id = unescape(subscription), _client(client_id)
     gone = _contents(topic._found(subscription, client_id))
@@ -177,7 +163,9 @@ def _client(given: str | None) -> str:
 
 def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
     """Return the contents of each subscription that is to be removed, by its address."""
-    return {queue.name: contents(queue) for queue in queues}
+    from dropq.upkeep.queues import contents
+
+    return {queue.name: contents(queue.context) for queue in queues}
 
 
 def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -223,10 +211,7 @@ def _in_use() -> Iterator[None]:
 @topic.command("ls", cls=Command)
 def ls(
     ctx: typer.Context,
-    name: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="The topic; by default all topics of the root.")
-    ] = None,
-    json: Json = False,
+    name: Annotated[str | None, argument("TOPIC", "The topic; by default all topics of the root.")] = None,
 ) -> int:
     """List topics and subscriptions, with what waits there.
 
@@ -234,7 +219,7 @@ def ls(
     get what its own client publishes), ephemeral (it goes with its consumer) or recovering (it is being filled from
     the topic's processed/).
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     records: list[Record] = []
     code = shell.each(_addresses(shell, name), lambda address: records.append(_record(shell.root.queue(address))))
     shell.show(records, COLUMNS, spare=("delayed", "error", "processing"))

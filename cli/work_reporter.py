@@ -34,11 +34,8 @@ _SUMS = {
 class WorkReporter(Reporter):
     """Shows on stderr what a worker does.
 
-    On a terminal, or if `verbose`, that is a line for each message, else only for those that did not end well.
-
-    Args:
-        verbose: show each message, also where stderr is no terminal; with `--json`, print it on stdout.
-        until_empty: the worker ends when no message waits: show a bar.
+    On a terminal, or if `verbose`, that is a line for each message, on stdout with `--json`; else only for those that
+    did not end well. A worker that ends when no message waits has a bar.
     """
 
     def __init__(self, shell: Shell, queues: Sequence[Queue], *, quiet: bool, verbose: bool, until_empty: bool) -> None:

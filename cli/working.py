@@ -16,7 +16,18 @@ from dropq.format.layout import UNSETTLED
 
 from . import output
 from .look import explain_filter
-from .options import Filter, Headers, Json, QueueName, duration, lease_of, lease_period, properties_of, with_headers
+from .options import (
+    Filter,
+    Headers,
+    QueueName,
+    argument,
+    duration,
+    lease_of,
+    lease_period,
+    option,
+    properties_of,
+    with_headers,
+)
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
 from .work_reporter import WorkReporter
@@ -35,47 +46,28 @@ LONGEST_PAUSE = 1.0
 @with_headers("properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type.")
 def work(
     ctx: typer.Context,
-    line: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="QUEUE... -- CMD...",
-            help="The queues, and the command to run for each message.",
-            show_default=False,
-        ),
-    ],
-    jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", min=1, help="How many messages at a time.")] = 1,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no message waits any more.")] = False,
-    fair: Annotated[bool, typer.Option("--fair", help="Take from the queues by turns.")] = False,
+    line: Annotated[list[str], argument("QUEUE... -- CMD...", "The queues, and the command to run for each message.")],
+    jobs: Annotated[int, option("-j, --jobs N", "How many messages at a time.", min=1)] = 1,
+    until_empty: Annotated[bool, option("--until-empty", "End when no message waits any more.")] = False,
+    fair: Annotated[bool, option("--fair", "Take from the queues by turns.")] = False,
     filter: Filter = None,
     client_id: Annotated[
-        str | None,
-        typer.Option("--client-id", metavar="NAME", help="The worker's lasting name, also for self_destruct."),
+        str | None, option("--client-id NAME", "The worker's lasting name, also for self_destruct.")
     ] = None,
     lease: Annotated[
-        float | None,
-        lease_period("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
+        float | None, lease_period("--lease", "The lease, kept renewed; else the queue's lease_period, else 60s.")
     ] = None,
-    timeout: Annotated[
-        float | None, duration("--timeout", help="Stop a command that takes longer; it has failed.")
-    ] = None,
-    poll: Annotated[
-        bool, typer.Option("--poll", help="List the queues at intervals instead of waiting for events.")
-    ] = False,
-    each: Annotated[
-        bool, typer.Option("--each", help="Run CMD for each record of a message, which is on its stdin.")
-    ] = False,
+    timeout: Annotated[float | None, duration("--timeout", "Stop a command that takes longer; it has failed.")] = None,
+    poll: Annotated[bool, option("--poll", "List the queues at intervals instead of waiting for events.")] = False,
+    each: Annotated[bool, option("--each", "Run CMD for each record of a message, which is on its stdin.")] = False,
     records: Annotated[
-        bool, typer.Option("--records", help="Run CMD for a message's records; it reports those that failed.")
+        bool, option("--records", "Run CMD for a message's records; it reports those that failed.")
     ] = False,
-    to: Annotated[
-        list[str] | None,
-        typer.Option("--to", metavar="QUEUE", help="Send what CMD writes to QUEUE, with the ack.", show_default=False),
-    ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message.")] = False,
-    send_empty: Annotated[bool, typer.Option("--send-empty", help="Send an empty output, or line, too.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Report errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Report each message, as on a terminal.")] = False,
-    json: Json = False,
+    to: Annotated[list[str] | None, option("--to QUEUE", "Send what CMD writes to QUEUE, with the ack.")] = None,
+    lines: Annotated[bool, option("--lines", "Send each line as a message.")] = False,
+    send_empty: Annotated[bool, option("--send-empty", "Send an empty output, or line, too.")] = False,
+    quiet: Annotated[bool, option("-q, --quiet", "Report errors only.")] = False,
+    verbose: Annotated[bool, option("-v, --verbose", "Report each message, as on a terminal.")] = False,
     **headers: Unpack[Headers],
 ) -> int:
     """Run a command for each message: its body on stdin, {} its path.
@@ -112,12 +104,12 @@ def work(
             "give --each for a run of CMD for each record, or --records for a run for all of them, not both"
         )
     outs = _outs(to or [], headers)
-    for option, is_given in (("--lines", lines), ("--send-empty", send_empty)):
+    for needing, is_given in (("--lines", lines), ("--send-empty", send_empty)):
         if is_given and not outs:
-            raise UsageError(f"{option} needs --to QUEUE")
+            raise UsageError(f"{needing} needs --to QUEUE")
     if outs and (each or records):
         raise UsageError("--to sends with the ack of a message: leave out --each and --records")
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queues = [shell.queue(name) for name in names]
     for queue in queues if not quiet else ():
         shell.warn_of_topic(queue)
@@ -221,19 +213,11 @@ def _left(report: WorkReport) -> str:
 def wait(
     ctx: typer.Context,
     name: QueueName,
-    empty: Annotated[
-        bool, typer.Option("--empty", help="Until no message waits, is delayed, or is worked on.")
-    ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=0, help="Until at least N messages wait.")
-    ] = None,
-    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Until this message is settled.")] = None,
-    filter: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="FILTER", help="Count only messages that match.", show_default=False),
-    ] = None,
-    timeout: Annotated[float | None, duration("--timeout", help="Wait at most this long, then exit with 75.")] = None,
-    json: Json = False,
+    empty: Annotated[bool, option("--empty", "Until no message waits, is delayed, or is worked on.")] = False,
+    count: Annotated[int | None, option("--count N", "Until at least N messages wait.", min=0)] = None,
+    id: Annotated[str | None, option("--id ID", "Until this message is settled.")] = None,
+    filter: Annotated[str | None, option("--filter FILTER", "Count only messages that match.")] = None,
+    timeout: Annotated[float | None, duration("--timeout", "Wait at most this long, then exit with 75.")] = None,
 ) -> int:
     """Wait until a queue is empty or has N messages, or for a message.
 
@@ -244,7 +228,7 @@ def wait(
         raise UsageError("give one of --empty, --count N and --id ID")
     if id is not None and filter is not None:
         raise UsageError("--id names one message: give --filter with --empty or --count N")
-    shell = Shell(ctx, json)
+    shell = Shell(ctx)
     queue = shell.queue(name)
     if id is not None:
         return _wait_for_one(shell, queue, output.unescape(id), timeout)

@@ -81,7 +81,7 @@ class Setting:
     @property
     def text(self) -> str:
         """The value as TOML."""
-        return _toml_value(self.value)
+        return toml_value(self.value)
 
 
 class _Entry(NamedTuple):
@@ -104,10 +104,9 @@ def has_dropboxmq(root: str) -> bool:
 
 
 def load_root(path: str) -> RootConfig:
-    """Read dropq.toml; if there is none, return the defaults. Those for replies are DropboxMQ's where it has the root.
+    """Read dropq.toml, or raise ConfigError with all of its problems; if there is none, return the defaults.
 
-    Raises:
-        ConfigError: the file has problems, in [defaults] or elsewhere; the error lists all of them.
+    Those for replies are DropboxMQ's where it has the root.
     """
     config, problems = _build_root(_read(path) or {}, path)
     _raise_problems(problems)
@@ -212,14 +211,10 @@ def _location_of(path: str) -> tuple[str, str, QueueLayout | None]:
 
 
 def toml_text(options: Mapping[str, object]) -> str:
-    """Return options as the text of a queue.toml, in canonical spelling; None becomes "unset".
-
-    Raises:
-        ConfigError: the options have problems, or contain text that UTF-8 cannot encode.
-    """
+    """Return options as the text of a queue.toml, in canonical spelling, or raise ConfigError; None becomes "unset"."""
     values = _to_toml_values(validate_options(options, "options"))
     entries = _table_entries(options, "options", name="")[0]
-    text = "".join(f"{key} = {_toml_value(value)}\n" for key, value in values.items() if key in entries)
+    text = "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if key in entries)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -409,8 +404,8 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
             if theirs != own:
                 problems.append(
                     view.problem(
-                        f"the queue has message_type = {_toml_value(own)}, and its topic {topic} has message_type = "
-                        f"{_toml_value(theirs)}: give both the same"
+                        f"the queue has message_type = {toml_value(own)}, and its topic {topic} has message_type = "
+                        f"{toml_value(theirs)}: give both the same"
                     )
                 )
     return problems
@@ -629,11 +624,11 @@ def _toml_key(key: object) -> str:
 
 
 def _short_toml(value: object) -> str:
-    text = _toml_value(value)
+    text = toml_value(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
     """Return a value as TOML; a value that TOML cannot hold is shown as in Python, for errors only."""
     if value is None:
         return f'"{UNSET}"'
@@ -644,7 +639,7 @@ def _toml_value(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
         return re.sub("[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
     return str(value)

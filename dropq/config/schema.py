@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from dropq import durations
@@ -128,23 +128,13 @@ def _hides_messages(pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) for name in plain)
 
 
-def _filter(value: object) -> str:
-    from dropq.filters import compile_filter  # few queues have a filter
-
-    return _checked_expression(value, compile_filter)
-
-
-def _order(value: object) -> str:
-    from dropq.filters import compile_expression
-
-    return _checked_expression(value, compile_expression)
-
-
-def _checked_expression(value: object, compiler: Callable[[str], object]) -> str:
+def _expression(value: object, *, of_order: bool) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
+    from dropq.filters import compile_expression, compile_filter  # few queues have a filter
+
     try:
-        compiler(value)
+        (compile_expression if of_order else compile_filter)(value)
     except Unavailable:
         pass  # a sender does not need the extra; a consumer, which does, gets this error when it subscribes
     except InvalidFilter as error:
@@ -222,7 +212,8 @@ _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
 _SIZE = Kind(_size, f'a number of bytes from 1 to {LARGEST}, also as "16MiB",', _format_size)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
 _QUEUE = _values("the name of a queue", lambda value: isinstance(value, str) and can_name_queue(value))
-_FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an expression as a string")
+_FILTER = Kind(partial(_expression, of_order=False), "an expression as a string")
+_ORDER = Kind(partial(_expression, of_order=True), "an expression as a string")
 
 
 def _topics(value: object) -> str:

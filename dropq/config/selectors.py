@@ -6,12 +6,12 @@ the key and what is allowed. This module writes no files.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from dropq.config.load import toml_value
 from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
@@ -31,6 +31,8 @@ TO_REQUESTERS = (f"{TEMPORARY}*",)
 #: The most credits of a selector.
 _MOST = 1_000_000
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
+#: What is wrong in a file: each key with what is wrong with it.
+_Problems = list[tuple[str, str]]
 _TOKEN_LINE = re.compile(r"^[ \t]*token[ \t]*=.*$", re.MULTILINE)
 _TOKEN = re.compile(rb"""^[ \t]*token[ \t]*=[ \t]*["']([0-9a-z]{6})["']""", re.MULTILINE)
 
@@ -80,11 +82,7 @@ def name_of(file: str) -> str | None:
 
 
 def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
-    """Read the file of a selector of a queue, which errors call `where`.
-
-    Raises:
-        ConfigError: it has problems; the error lists all of them.
-    """
+    """Read the file of a queue's selector, or raise ConfigError with all of its problems; it calls the file `where`."""
     try:
         table = parse_toml(content.decode())
     except ValueError as error:
@@ -94,10 +92,12 @@ def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
 
 def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> Selector:
     """Return the selector that some options describe; arguments and errors as of `parse`."""
-    problems = _Problems(where)
+    problems: _Problems = []
     for key in table.keys() - set(_KEYS):
         near = nearest(key, _KEYS)
-        problems.add(key, f"there is no such key; {f'is it {near[0]}? ' if near else ''}A selector has {_list(_KEYS)}")
+        problems.append(
+            (key, f"there is no such key; {f'is it {near[0]}? ' if near else ''}A selector has {_list(_KEYS)}")
+        )
     op = _choice(table, "op", OPERATIONS, problems)
     role = _choice(table, "role", ROLES, problems)
     selector = Selector(
@@ -111,8 +111,9 @@ def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> 
         token=_token(table, problems),
     )
     if op == "copy" and role != "normal":
-        problems.add("role", f'a copy cannot be the {role} selector, as the message would stay: write op = "move"')
-    problems.raise_if_any()
+        problems.append(("role", f'a copy cannot be the {role} selector, as the message would stay: write op = "move"'))
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {key}: {what}" for key, what in problems))
     return selector
 
 
@@ -121,7 +122,7 @@ def text(selector: Selector) -> str:
     to = selector.to if selector.op != "bounce" or selector.returns_to == TO_REQUESTERS else list(selector.returns_to)
     values = {"to": to, "op": selector.op, "filter": selector.filter, "credit": selector.credit}
     values |= {"role": selector.role, "token": selector.token or None}
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in values.items() if value is not None)
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if value is not None)
 
 
 def given(selector: Selector, token: str) -> Selector:
@@ -143,25 +144,10 @@ def with_token(content: str, token: str) -> str:
     return f"{line}\n{content}"
 
 
-class _Problems:
-    """The problems of one file."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._found: list[str] = []
-
-    def add(self, key: str, what: str) -> None:
-        self._found.append(f"{self._where}: {key}: {what}")
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise ConfigError("\n".join(self._found))
-
-
 def _choice(table: Mapping[str, object], key: str, choices: tuple[str, ...], problems: _Problems) -> str:
     value = table.get(key, choices[0])
     if value not in choices:
-        problems.add(key, f"{value!r} is none of {_list(choices)}")
+        problems.append((key, f"{value!r} is none of {_list(choices)}"))
         return choices[0]
     return str(value)
 
@@ -169,14 +155,14 @@ def _choice(table: Mapping[str, object], key: str, choices: tuple[str, ...], pro
 def _to(table: Mapping[str, object], queue: str, problems: _Problems) -> str | None:
     value = table.get("to")
     if not isinstance(value, str):
-        problems.add("to", "give the address of the queue or topic that messages go to, as a string")
+        problems.append(("to", "give the address of the queue or topic that messages go to, as a string"))
         return None
     try:
         check_address(value)
     except InvalidName as error:
-        problems.add("to", str(error))
+        problems.append(("to", str(error)))
     if value == queue:
-        problems.add("to", f"{value} is the selector's own queue: messages would never leave it")
+        problems.append(("to", f"{value} is the selector's own queue: messages would never leave it"))
     return value
 
 
@@ -184,16 +170,16 @@ def _returns_to(table: Mapping[str, object], problems: _Problems) -> tuple[str, 
     value = table.get("to", TO_REQUESTERS)
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not found or not all(isinstance(each, str) for each in found):
-        problems.add("to", "give the return addresses that a bounce goes to, as a string or a list of strings")
+        problems.append(("to", "give the return addresses that a bounce goes to, as a string or a list of strings"))
         return ()
     for each in found:
         if "*" in each[:-1]:
-            problems.add("to", f"{each!r}: a * stands for the rest of a name, at its end")
+            problems.append(("to", f"{each!r}: a * stands for the rest of a name, at its end"))
         elif each[-1:] != "*":
             try:
                 check_address(each)
             except InvalidName as error:
-                problems.add("to", str(error))
+                problems.append(("to", str(error)))
     return tuple(found)
 
 
@@ -202,16 +188,16 @@ def _filter(table: Mapping[str, object], role: str, problems: _Problems) -> str 
     if value is None:
         return None
     if not isinstance(value, str):
-        problems.add("filter", "give an expression as a string")
+        problems.append(("filter", "give an expression as a string"))
         return None
     if role != "normal":
-        problems.add("filter", f"the {role} selector takes what others do not: it has no filter")
+        problems.append(("filter", f"the {role} selector takes what others do not: it has no filter"))
     from dropq.filters import compile_filter
 
     try:
         compile_filter(value)
     except InvalidFilter as error:
-        problems.add("filter", str(error).partition("\n")[0])
+        problems.append(("filter", str(error).partition("\n")[0]))
     except Unavailable:
         pass  # who adds a selector need not be who routes
     return value
@@ -222,12 +208,12 @@ def _credit(table: Mapping[str, object], op: str, role: str, problems: _Problems
     if op != "move" or role == "overflow":
         if value is not None:
             who = "the overflow selector" if role == "overflow" else f"a {op}"
-            problems.add("credit", f"{who} spends no credits: leave it out")
+            problems.append(("credit", f"{who} spends no credits: leave it out"))
         return None
     if value is None:
         return 1
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        problems.add("credit", f"{value!r} is no number from 1 to {_MOST}")
+        problems.append(("credit", f"{value!r} is no number from 1 to {_MOST}"))
         return 1
     return value
 
@@ -235,14 +221,12 @@ def _credit(table: Mapping[str, object], op: str, role: str, problems: _Problems
 def _token(table: Mapping[str, object], problems: _Problems) -> str:
     value = table.get("token", "")
     if value != "" and not is_token(value):
-        problems.add("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
+        problems.append(
+            ("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
+        )
         return ""
     return str(value)
 
 
 def _list(values: tuple[str, ...]) -> str:
     return f"{', '.join(values[:-1])} and {values[-1]}"
-
-
-def _toml(value: object) -> str:
-    return str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False)

@@ -64,16 +64,12 @@ OWN_NAMES = (f"{_CLAIM}{'a':b<20}S=".ljust(255, "c"), "4.own+id.T.....tmp.", "4.
 
 @dataclass
 class Probe:
-    """The examination of one file system.
+    """The examination of one file system by a folder on it, which its diagnoses name.
 
     Attributes:
-        path: a folder on it, which its diagnoses name.
         scratch_stems: how the paths begin at which the scratch folder may be made, the best first.
         leased: whether the messages of a queue have leases, by the name of each queue on it.
         settling_briefly: the queues on it that have no `settle_time`.
-        found: the diagnoses so far.
-        mount: what is mounted there; None where the system does not report mounts.
-        scratch_dir: the folder in which things are tried.
         stopped: the kind of diagnosis that ended all trials, one of `STOPS`.
         closed: why this user could make no scratch folder.
     """
@@ -175,11 +171,7 @@ class Probe:
 
 
 def refusal(error: OSError) -> str:
-    """Return why a call was refused.
-
-    Raises:
-        OSError: the error itself, where it says nothing about this call: nothing more can be tried.
-    """
+    """Return why a call was refused; raise the error if it says nothing about this call: no more can be tried."""
     if error.errno in STOPS:
         raise error
     return error.strerror or str(error)

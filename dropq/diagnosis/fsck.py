@@ -16,6 +16,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from dropq.config.load import load_queue
 from dropq.config.schema import QueueConfig
@@ -48,14 +49,9 @@ _OF_QUEUE = re.compile("(`dropq [a-z]+ )QUEUE")
 
 
 def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]:
-    """Find what does not belong into a queue, however damaged it is.
+    """Find what does not belong into a queue, however damaged it is; NoSuchQueue if nothing looks like a queue.
 
-    Args:
-        name: the queue's name; it need not be a queue that can be opened.
-        repair: make missing folders, and set aside what is certainly not a message.
-
-    Raises:
-        NoSuchQueue: there is nothing that looks like a queue.
+    With `repair`, it makes missing folders, and sets aside what is certainly not a message.
     """
     layout = _layout(root, name) or open_queue(root, name).layout
     config, found = _config(root, name, layout)
@@ -65,8 +61,9 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     with error_context(UNFINISHED):
         context = context_of(root, name, layout, config or QueueConfig(), store)
         examined = ExaminedQueue(context, config, root.clock.now_ms())
-        found += [*fsck_checks.examine(examined), *staged_checks.examine_staged(examined)]
-        found += staged_checks.examine_reassembly(examined)
+        linked = list(fsck_checks.linked_folders(layout.private_folders))
+        checks = (*fsck_checks.CHECKS, *staged_checks.CHECKS)
+        found += linked or chain.from_iterable(check(examined) for check in checks)
         found += topic_checks.examine_topic(examined)
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):

@@ -164,15 +164,6 @@ def _passing_over_closed() -> Iterator[None]:
             raise
 
 
-def examine(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Yield everything that does not belong into a queue; where private folders are links, yield only those."""
-    if linked := list(linked_folders(queue.layout.private_folders)):
-        yield from linked
-        return
-    for check in CHECKS:
-        yield from check(queue)
-
-
 # -- the folders -----------------------------------------------------------------------------------------------
 
 

@@ -39,12 +39,7 @@ LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The nodes of a root and the edges between them.
-
-    Attributes:
-        nodes: the nodes, queues first, by name.
-        edges: the edges, by the nodes that they lead from.
-    """
+    """The nodes of a root, queues first, by name; and the edges between them, by the nodes that they lead from."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -69,11 +64,7 @@ class Graph:
 
 
 def graph(root: RootContext) -> Graph:
-    """Return the graph of a root, and change nothing.
-
-    Raises:
-        OSError: the root cannot be listed.
-    """
+    """Return the graph of a root, and change nothing; OSError if the root cannot be listed."""
     return _Listing(root).graph()
 
 

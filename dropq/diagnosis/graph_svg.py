@@ -11,6 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from html import escape
 from itertools import accumulate
 
@@ -65,7 +66,8 @@ class _Line:
 
     @property
     def width(self) -> float:
-        return _cells(self.text) * SIZE * (WIDE + 0.04 * self.bold + 0.02 * self.mono)
+        cells = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in self.text)
+        return cells * SIZE * (WIDE + 0.04 * self.bold + 0.02 * self.mono)
 
 
 @dataclass(eq=False)
@@ -122,8 +124,7 @@ class _Part:
         self._find_edges_back()
         self._choose_layers()
         self._add_lanes()
-        for _ in range(ROUNDS):
-            self._order_by_neighbours()
+        self._order_by_neighbours()
         self._size()
         self._place_across()
         self._place_down()
@@ -132,47 +133,33 @@ class _Part:
 
     def _find_edges_back(self) -> None:
         """Mark the edges that would close a circle; those that are left lead from layer to layer."""
-        ahead = defaultdict[int, list[_Run]](list)
+        ahead = defaultdict[_Box, list[_Run]](list)
         for run in self.runs:
-            ahead[id(run.stops[0])].append(run)
-        done, under_way = set[int](), set[int]()
+            ahead[run.stops[0]].append(run)
+        met = set[_Box]()
         for first in self.boxes:
-            walk: list[tuple[_Box, Iterator[_Run]]] = []
-            if id(first) not in done:
-                under_way.add(id(first))
-                walk.append((first, iter(ahead[id(first)])))
+            walk = {} if first in met else {first: iter(ahead[first])}
             while walk:
-                box, runs = walk[-1]
-                following = next(runs, None)
-                if following is None:
-                    walk.pop()
-                    under_way.discard(id(box))
-                    done.add(id(box))
-                elif id(to := following.stops[1]) in under_way:
+                box, runs = next(reversed(walk.items()))
+                met.add(box)
+                if (following := next(runs, None)) is None:
+                    del walk[box]
+                elif (to := following.stops[1]) in walk:
                     following.goes_back = True
-                elif id(to) not in done:
-                    under_way.add(id(to))
-                    walk.append((to, iter(ahead[id(to)])))
+                elif to not in met:
+                    walk[to] = iter(ahead[to])
 
     def _choose_layers(self) -> None:
         """Put each box behind all from which edges lead to it."""
-        forward = [run for run in self.runs if not run.goes_back]
-        for _ in self.boxes:
-            changed = False
-            for run in forward:
-                source, to = run.stops
-                if to.layer <= source.layer:
-                    to.layer, changed = source.layer + 1, True
-            if not changed:
-                break
-        sent_to = {id(run.stops[1]) for run in self.runs}
-        nearest: dict[int, int] = {}
-        for run in forward:
-            source, to = run.stops
-            nearest[id(source)] = min(nearest.get(id(source), to.layer), to.layer)
-        for run in forward:  # a box that only sends stands close to where it sends
-            if id(source := run.stops[0]) not in sent_to:
-                source.layer = nearest[id(source)] - 1
+        before, behind = defaultdict[_Box, list[_Box]](list), defaultdict[_Box, list[_Box]](list)
+        for source, to in (run.stops for run in self.runs if not run.goes_back):
+            before[to].append(source)
+            behind[source].append(to)
+        for box in TopologicalSorter(before).static_order():
+            box.layer = max((source.layer + 1 for source in before.get(box, ())), default=0)
+        sent_to = {run.stops[1] for run in self.runs}
+        for box in behind.keys() - sent_to:  # it stands close to where it sends
+            box.layer = min(to.layer for to in behind[box]) - 1
         self._layers = [[] for _ in range(max(box.layer for box in self.boxes) + 1)]
         for box in self.boxes:
             self._layers[box.layer].append(box)
@@ -194,24 +181,29 @@ class _Part:
 
     def _order_by_neighbours(self) -> None:
         """Order each layer by the mean position of its neighbours: of those before it, then of those behind it."""
-        position = {id(box): number for layer in self._layers for number, box in enumerate(layer)}
-        for backwards in (False, True):
-            for layer in self._layers[::-1] if backwards else self._layers:
-                means = {
-                    id(box): _mean([position[id(near)] for near in _near(box, backwards)], position[id(box)])
-                    for box in layer
-                }
-                layer.sort(key=lambda box: means[id(box)])
-                position |= {id(box): number for number, box in enumerate(layer)}
+        position = self._positions()
+        for layer, behind in self._to_and_fro():
+            means = {box: _mean([position[near] for near in _near(box, behind)], position[box]) for box in layer}
+            layer.sort(key=means.__getitem__)
+            position |= {box: number for number, box in enumerate(layer)}
+
+    def _positions(self) -> dict[_Box, int]:
+        return {box: number for layer in self._layers for number, box in enumerate(layer)}
+
+    def _to_and_fro(self) -> Iterator[tuple[list[_Box], bool]]:
+        """Yield each layer to look at what is before it, and then, from the last one on, behind it; again and again."""
+        for _ in range(ROUNDS):
+            yield from ((layer, False) for layer in self._layers)
+            yield from ((layer, True) for layer in reversed(self._layers))
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
     def _size(self) -> None:
         """Give each box the room that its text and its edges need, and each edge its order on the side of its boxes."""
-        position = {id(box): number for layer in self._layers for number, box in enumerate(layer)}
-        for box in [box for layer in self._layers for box in layer]:
-            box.leaving.sort(key=lambda run: (run.goes_back, position[id(_after(run, box))]))
-            box.coming.sort(key=lambda run: (run.goes_back, position[id(_before(run, box))]))
+        position = self._positions()
+        for box in position:
+            box.leaving.sort(key=lambda run: (run.goes_back, position[_after(run, box)]))
+            box.coming.sort(key=lambda run: (run.goes_back, position[_before(run, box)]))
             if box.node is not None:
                 edges = sum(run.room for run in box.leaving)
                 box.height = max(box.height, edges + 6, len(box.coming) * APART + 10)
@@ -235,22 +227,19 @@ class _Part:
             for box in layer:
                 box.y = y
                 y += box.height + BETWEEN
-        for number in range(2 * ROUNDS):
-            backwards = number % 2 == 1
-            for layer in self._layers[::-1] if backwards else self._layers:
-                self._draw_near(layer, backwards)
-        lowest = min(box.y for layer in self._layers for box in layer)
-        for layer in self._layers:
-            for box in layer:
-                box.y += self._top - lowest
-        for box in [box for layer in self._layers for box in layer]:
+        for layer, behind in self._to_and_fro():
+            self._draw_near(layer, behind)
+        boxes = [box for layer in self._layers for box in layer]
+        lowest = min(box.y for box in boxes)
+        for box in boxes:
+            box.y += self._top - lowest
             self._place_ends(box)
-        self._below = max(box.y + box.height for layer in self._layers for box in layer)
+        self._below = max(box.y + box.height for box in boxes)
         self.bottom = self._below + APART * sum(run.goes_back for run in self.runs)
 
-    def _draw_near(self, layer: list[_Box], backwards: bool) -> None:
+    def _draw_near(self, layer: list[_Box], behind: bool) -> None:
         """Move the boxes of a layer towards their neighbours; keep their order, and the room between them."""
-        wanted = [_mean([near.middle for near in _near(box, backwards)], box.middle) - box.height / 2 for box in layer]
+        wanted = [_mean([near.middle for near in _near(box, behind)], box.middle) - box.height / 2 for box in layer]
         above = [0.0, *accumulate(box.height + BETWEEN for box in layer)]
         groups: list[tuple[float, int]] = []  # of boxes that touch: the sum of where each wants to begin, how many
         for number in range(len(layer)):
@@ -323,12 +312,17 @@ class _Drawing:
         self._boxes = list(boxes.values())
         self._parts: list[_Part] = []
         self._right, self._bottom = 0.0, float(MARGIN)
-        joined = _joined(self._boxes, self._runs)
-        for part in (part for part in joined if len(part) > 1 or _own(part, self._runs)):
-            self._parts.append(_Part(part, _own(part, self._runs), self._bottom))
+        alone: list[_Box] = []
+        for joined in _joined(self._boxes, self._runs):
+            there = set(joined)
+            runs = [run for run in self._runs if run.stops[0] in there]
+            if not runs:
+                alone += joined
+                continue
+            self._parts.append(_Part(joined, runs, self._bottom))
             self._right = max(self._right, self._parts[-1].right)
             self._bottom = self._parts[-1].bottom + MARGIN
-        self._lay_out_alone([part[0] for part in joined if len(part) == 1 and not _own(part, self._runs)])
+        self._lay_out_alone(alone)
 
     def text(self) -> str:
         """Return the SVG."""
@@ -366,7 +360,7 @@ class _Drawing:
             colour, dashes = _LINES[run.edge.kind]
             colour = _RED if run.edge.stuck else colour
             dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-            yield f'<g class="edge" id="edge{number}"><title>{_whole(_words(run.edge))}</title>'
+            yield f'<g class="edge" id="edge{number}"><title>{escape(_words(run.edge))}</title>'
             yield (
                 f'<path d="{paths[id(run)]}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
                 f'marker-end="url(#tip-{colour[1:]})"/>'
@@ -381,7 +375,7 @@ class _Drawing:
             assert node is not None
             colour, filling = _BOXES[node.kind]
             dashed = ' stroke-dasharray="5 4"' if node.kind in (MISSING, ADDRESSES) else ""
-            yield f'<g class="node" id="node{number}"><title>{_whole(_words_of(node))}</title>'
+            yield f'<g class="node" id="node{number}"><title>{escape(_words_of(node))}</title>'
             yield (
                 f'<rect x="{box.x:.0f}" y="{box.y:.1f}" width="{box.width:.0f}" height="{box.height:.0f}" '
                 f'rx="{16 if node.kind == "topic" else 5}" fill="{filling}" '
@@ -440,18 +434,10 @@ def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _whole(text: str) -> str:
-    return escape(text, quote=True)
-
-
 def _text(line: _Line, x: float, y: float) -> str:
     weight = ' font-weight="bold"' if line.bold else ""
     family = ' font-family="monospace"' if line.mono else ""
-    return f'<text x="{x:.0f}" y="{y:.1f}" fill="{line.colour}"{weight}{family}>{_whole(line.text)}</text>'
-
-
-def _cells(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    return f'<text x="{x:.0f}" y="{y:.1f}" fill="{line.colour}"{weight}{family}>{escape(line.text)}</text>'
 
 
 # -- who stands beside whom ------------------------------------------------------------------------------------------
@@ -459,20 +445,14 @@ def _cells(text: str) -> int:
 
 def _joined(boxes: list[_Box], runs: list[_Run]) -> list[list[_Box]]:
     """Return the boxes in the parts into which edges join them, the largest part first."""
-    parts = {id(box): [box] for box in boxes}
+    parts = {box: [box] for box in boxes}
     for run in runs:
-        one, other = (parts[id(box)] for box in run.stops)
+        one, other = (parts[box] for box in run.stops)
         if one is not other:
             one += other
-            parts |= {id(box): one for box in other}
+            parts |= dict.fromkeys(other, one)
     different = {id(part): part for part in parts.values()}
     return sorted(different.values(), key=len, reverse=True)
-
-
-def _own(part: list[_Box], runs: list[_Run]) -> list[_Run]:
-    """Return the edges of a part."""
-    there = set(map(id, part))
-    return [run for run in runs if id(run.stops[0]) in there]
 
 
 def _begun(box: _Box) -> list[_Run]:

@@ -127,13 +127,8 @@ def health(
     age = None if max_age is None else parse_duration(max_age)
     try:
         snapshot = _Snapshot(open_queue(root, name))
-        return Health(
-            name,
-            tuple(snapshot.reasons(age, max_count, max_error)),
-            tuple(snapshot.notes()),
-            snapshot.counts,
-            snapshot.oldest_age,
-        )
+        reasons, notes = tuple(snapshot.reasons(age, max_count, max_error)), tuple(snapshot.notes())
+        return Health(name, reasons, notes, snapshot.counts, snapshot.oldest_age)
     except NoSuchQueue:
         raise
     except (DropqError, OSError) as error:
@@ -243,22 +238,18 @@ class _Snapshot:
             if not self._ignored(entry.name) and reading.is_message_file(entry):
                 yield entry.name
 
-    @property
+    @cached_property
     def oldest_age(self) -> float | None:
-        """Seconds that the oldest message has waited, held or not; None if no message waits."""
-        return max((age for age in (self._waiting_age, self._claimed_age) if age is not None), default=None)
+        """Seconds that the oldest message has waited, also held without a running lease; None if no message waits."""
+        unleased = (file for file in self._claimed if file.claim is None or file.claim.deadline <= self._now)
+        claimed_age = self._age([self._since(file.filename, "processing") for file in unleased])
+        return max((age for age in (self._waiting_age, claimed_age) if age is not None), default=None)
 
     @cached_property
     def _waiting_age(self) -> float | None:
         """Seconds that the oldest message has waited to be taken; a delayed message waits from when it was due."""
         due = (due for due in map(self._due, self._delayed) if due < self._now)
         return self._age([*map(self._since, self._waiting), *due])
-
-    @cached_property
-    def _claimed_age(self) -> float | None:
-        """Seconds since the oldest message was sent, or requeued, that is held without a running lease."""
-        unleased = (file for file in self._claimed if file.claim is None or file.claim.deadline <= self._now)
-        return self._age([self._since(file.filename, "processing") for file in unleased])
 
     def _age(self, since: list[int]) -> float | None:
         return max(self._now - min(since), 0) / 1000 if since else None
@@ -478,7 +469,7 @@ class _Snapshot:
         for row, count in Counter(row for row, _ in self._given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
-        if count := sum(map(self._is_written, islice(self._archived_foreign(), WRITES_LOOKED_FOR))):
+        if count := sum(islice(self._written_late(), WRITES_LOOKED_FOR)):
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
@@ -520,16 +511,14 @@ class _Snapshot:
         text = f"{count_of(count)} waiting, delayed or held, and max_unprocessed is {most}"
         yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
 
-    def _archived_foreign(self) -> Iterator[str]:
-        """Yield the paths of the messages in processed/ whose names dropq did not write."""
+    def _written_late(self) -> Iterator[bool]:
+        """Yield of each message in processed/ whose name dropq did not write whether somebody wrote to it there."""
         for file in self._files("processed") if tells_writes(self._context.layout.processed) else ():
             if not names.tells_time(file) and MessageFile(file).name.foreign:
-                yield f"{self._context.layout.processed}/{file}"
-
-    def _is_written(self, path: str) -> bool:
-        with suppress(FileNotFoundError):  # RACE: retention removed it
-            return is_written_late(os.lstat(path))
-        return False
+                is_late = False
+                with suppress(FileNotFoundError):  # RACE: retention removed it
+                    is_late = is_written_late(os.lstat(f"{self._context.layout.processed}/{file}"))
+                yield is_late
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""
@@ -621,17 +610,13 @@ class _Snapshot:
             return f"if nothing moves, no router serves it: start {router}; {waits}"
         if routes.examine(self._context)[0]:
             return f"no message is held: start a consumer, or {router}, which moves only what the routes take"
-        if servers := self._zmq_servers():
+        if servers := sorted(client_of(one) for one in self._signs.living if one.startswith(ZMQ)):  # without consumers
             return f"{' and '.join(servers)} lives, and no consumer takes a message from it: connect one to its socket"
         if self._context.config.barrier_expression is not None:
             return (
                 f"no message is held: start a consumer; `dropq browse {self._name} --explain` says if a barrier waits"
             )
         return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
-
-    def _zmq_servers(self) -> list[str]:
-        """Return the living servers for ZeroMQ, which hold nothing while they have no consumers."""
-        return sorted(client_of(one) for one in self._signs.living if one.startswith(ZMQ))
 
     def _holders(self) -> str:
         return f"`dropq browse {self._name} --explain --state processing` says by whom"

@@ -129,17 +129,13 @@ def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Ite
     else:
         with suppress(DropqError):  # what keeps the queue from being opened is found elsewhere
             context = open_queue(root, name)
-            yield from _broken(context)
+            for path, problems in sorted(selectors.read(context)[1].items()):
+                yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {'; '.join(problems)}")
             yield from _lost_credits(context, queue.now)
         yield from _in_selectors(queue)
     known = set(_tokens(queue))
     for entry in queue.entries(queue.layout.credits):
         yield from _folder_of_credits(root.layout, name, queue, entry, known)
-
-
-def _broken(context: QueueContext) -> Iterator[Finding]:
-    for path, problems in sorted(selectors.read(context)[1].items()):
-        yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {'; '.join(problems)}")
 
 
 def _lost_credits(context: QueueContext, now: int) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 
-from dropq.diagnosis.fsck_checks import UNDER_WAY, Entry, ExaminedQueue, linked_folders
+from dropq.diagnosis.fsck_checks import UNDER_WAY, Entry, ExaminedQueue
 from dropq.diagnosis.fsck_kinds import Finding
 from dropq.format.staged import (
     DRAFT,
@@ -84,8 +84,6 @@ def waits_for(context: QueueContext, path: str) -> str:
 
 def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find commits whose parts have not arrived, folders that nobody will commit, and files that are none of these."""
-    if any(linked_folders(queue.layout.private_folders)):
-        return
     folders = list(queue.entries(queue.layout.staged))
     # RACE: after staged/: a claim goes from processing/ to staged/, so what is in neither listing was never committed.
     owners = {
@@ -112,8 +110,6 @@ def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
 
 def examine_reassembly(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find parts of bundles that nobody puts together any more, and what does not belong there."""
-    if any(linked_folders(queue.layout.private_folders)):
-        return
     for entry in queue.entries(queue.layout.reassembly):
         if reassembled_from(entry.name) is None or not stat.S_ISDIR(entry.status.st_mode):
             yield entry.finding("not-staged")
@@ -137,3 +133,7 @@ def _is_stray(entry: Entry) -> bool:
     if entry.name == WHOLE:
         return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
     return not stat.S_ISREG(mode) or not (is_part(entry.name) or is_reason(entry.name))
+
+
+#: The checks of what is staged, in the order of their findings.
+CHECKS = (examine_staged, examine_reassembly)

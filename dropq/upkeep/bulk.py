@@ -59,12 +59,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages a bulk verb acts on; made once of the verb's arguments.
+    """Which messages a bulk verb acts on, by their states and what they match; made once of the verb's arguments.
 
     Attributes:
-        states: where they lie.
         ids: their ids, file names or receipts; None for all that lie there.
-        filter: what they match; None for no filter.
         older_than: seconds that they have been there at least; None for any time.
         dry_run: whether the verb only reports what it would do.
 

@@ -26,7 +26,6 @@ class Leftover(NamedTuple):
     """A private file, or folder, that may be left over: sweeps remove it then, and fsck shows it.
 
     Attributes:
-        path: where it lies.
         age: how old it must be, in ms; a younger one may be needed yet.
         is_left: returns whether nothing needs it, if it is that old.
         remove: removes it; returns how many files or folders went.
@@ -101,10 +100,6 @@ def _unlink(context: QueueContext, entry: os.DirEntry[str]) -> int:
 def _remove_tree(context: QueueContext, entry: os.DirEntry[str]) -> int:
     context.storage.remove_tree(entry.path)
     return 1
-
-
-def _is_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(GONE_PREFIX)
 
 
 def _is_of_no_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
@@ -222,7 +217,7 @@ EMPTY_HELD = Kind("`held/OWNER/`", "held", ages.EMPTY_HELD, _is_empty, _remove_e
 
 #: What lies under the names of folders of the queue.
 KINDS = (
-    Kind("`.gone-*`", "private", ages.LEFTOVER, _is_given_up_name, _remove_tree),
+    Kind("`.gone-*`", "private", ages.LEFTOVER, lambda _, entry: entry.name.startswith(GONE_PREFIX), _remove_tree),
     Kind("`consumers/CLIENT-RANDOM`", "consumers", ages.LEFTOVER, _is_sign_of_nobody, _unlink),
     Kind("`streams/STREAM/`", "streams", ages.STREAM, _is_old_stream, _remove_tree),
     Kind("`acks/ID`", "acks", 0, _is_old_ack, _unlink, ""),

@@ -20,7 +20,7 @@ from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import topic_layout
-from dropq.format.layout import SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
+from dropq.format.layout import SETTLED, SUBSCRIPTIONS, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
@@ -43,9 +43,6 @@ from dropq.upkeep.deletion import private_store
 from dropq.upkeep.recovery import recover_if_needed
 
 log = logging.getLogger("dropq")
-
-#: States whose messages keep a queue from being deleted.
-TO_WORK_ON = ("working", *UNSETTLED)
 
 
 def create_root(path: str, *, dropboxmq: bool) -> None:
@@ -273,12 +270,8 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
             "again; nothing was removed"
         )
     if found:
-        raise StorageError(
-            f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}: remove them first, "
-            "by `dropq topic unsubscribe`; nothing was removed",
-            path=topic.layout.home,
-            errno=errno.ENOTEMPTY,
-        )
+        what = f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}"
+        raise _not_empty(topic, f"{what}: remove them first, by `dropq topic unsubscribe`")
 
 
 def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
@@ -291,23 +284,27 @@ def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
             folder = os.path.dirname(folder)
 
 
-def refuse_unsettled(context: QueueContext) -> None:
-    """Raise StorageError if a queue has messages to work on; nothing is changed."""
+def contents(context: QueueContext) -> dict[str, int]:
+    """Return how many messages are in each state of a queue, in folders of routing/, and on the way to other disks."""
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
         routed = routes.routed(context.layout, context.config.ignore)
         carried = in_transit(context.layout)
-    waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
-    waiting |= {f"routing/{name}": count for name, count in routed.items()}
-    waiting |= {f"transit to {destination}": count for destination, count in carried.items()}
-    if waiting:
+    counts |= {f"routing/{name}": count for name, count in routed.items()}
+    return counts | {f"transit to {destination}": count for destination, count in carried.items()}
+
+
+def to_work_on(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return which of the contents of a queue keep it from being deleted."""
+    return {place: counts[place] for place in ("working", *counts) if counts[place] and place not in SETTLED}
+
+
+def refuse_unsettled(context: QueueContext) -> None:
+    """Raise StorageError if a queue has messages to work on; nothing is changed."""
+    if waiting := to_work_on(contents(context)):
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
-        raise StorageError(
-            f"queue {context.name!r} has messages to work on ({listed}): wait until they are done, or give --force; "
-            "nothing was removed",
-            path=context.layout.home,
-            errno=errno.ENOTEMPTY,
-        )
+        what = f"queue {context.name!r} has messages to work on ({listed})"
+        raise _not_empty(context, f"{what}: wait until they are done, or give --force")
 
 
 def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
@@ -322,12 +319,12 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
     _restore(context, gone)
     jobs.sweep(context)
     refuse_unsettled(context)
-    raise StorageError(
-        f"queue {context.name!r} holds what is no message in target/ or processing/: `dropq fsck {context.name} "
-        "--repair` sets it aside, or force it; nothing was removed",
-        path=context.layout.home,
-        errno=errno.ENOTEMPTY,
-    )
+    what = f"queue {context.name!r} holds what is no message in target/ or processing/"
+    raise _not_empty(context, f"{what}: `dropq fsck {context.name} --repair` sets it aside, or force it")
+
+
+def _not_empty(context: QueueContext, why: str) -> StorageError:
+    return StorageError(f"{why}; nothing was removed", path=context.layout.home, errno=errno.ENOTEMPTY)
 
 
 def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:

@@ -63,12 +63,9 @@ class Part:
     """A message that is a part of a bundle, or was a record of one.
 
     Attributes:
-        bundle: the id of the bundle.
         number: its number if it was a record; else that of its first line, row or frame.
         begins: the number of its first line, row or frame: another one, if somebody made several of a record.
         is_record: whether it was a record: then it has no other.
-        file: its file name.
-        body_format: the format of its body.
     """
 
     bundle: str
@@ -80,11 +77,7 @@ class Part:
 
     @classmethod
     def of(cls, message: Message) -> Part | None:
-        """Return the part that a message is; None if it is no part of a bundle.
-
-        Raises:
-            DropqError: its body cannot have records.
-        """
+        """Return the part that a message is; None if it is none of a bundle, DropqError if it cannot have records."""
         bundle = bundle_of(message)
         if bundle is None:
             return None
@@ -253,11 +246,7 @@ def _push(heap: list[_Next], index: int, records: Iterator[tuple[int, bytes]]) -
 
 
 def _records(folder: str, part: Part, first: Part, heads: dict[str, bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each record of a part, and keep its head.
-
-    Raises:
-        DropqError: it cannot be read, has a header of its own, or has more than the record that it was.
-    """
+    """Yield the number and bytes of each record of a part, and keep its head; DropqError if it cannot be put in."""
     with error_context(APART), reading.open_body(f"{folder}/{part.file}") as body:
         reader = RecordReader(body, part.body_format, first=part.begins, max_bytes=LARGEST_RECORD)
         try:

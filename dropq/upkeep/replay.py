@@ -25,23 +25,18 @@ def replay(
 
     Args:
         start: the point to begin at, as for `since`; None is the queue's recovery_point; else, and where ids are given,
-            it is all.
+            it is all; ValueError for what is no point to begin at.
         to: the queue that they go to; None is this one.
-
-    Raises:
-        ValueError: start is no point to begin at.
     """
     destination, moves = to or context, Moves(context)
     if start is None:
         start = (which.wanted is None and context.config.recovery_point) or "epoch"
     messages = _chosen(context, checked(start), which)
-    return each(
-        context,
-        which,
-        messages,
-        lambda message: moves.replay(message.file, destination),
-        f"replayed to {destination.name}",
-    )
+
+    def act(message: Message) -> str | None:
+        return moves.replay(message.file, destination)
+
+    return each(context, which, messages, act, f"replayed to {destination.name}")
 
 
 def _chosen(context: QueueContext, point: str, which: Selection) -> Iterator[Message]:

@@ -155,13 +155,8 @@ class Requester:
         # A JMS client writes an id as the header JMSMessageID has it.
         if reply.correlation_id in (wanted, f"ID:{wanted}"):
             return reply
-        log.warning(
-            "queue %s: message %s was dropped: its correlation id is %r, and the request's is %r",
-            self.name,
-            reply.id,
-            reply.correlation_id,
-            wanted,
-        )
+        dropped = "queue %s: message %s was dropped: its correlation id is %r, and the request's is %r"
+        log.warning(dropped, self.name, reply.id, reply.correlation_id, wanted)
         return None
 
     def end(self) -> None:

@@ -38,6 +38,7 @@ def test_every_name_that_a_synonym_leads_to_is_there() -> None:
     names = {*KEYS, *OPTIONS, *(option for options in OPTIONS.values() for option in options)}
     names |= {name for call in CALLS for name in signature(call).parameters}
     names |= {name.rpartition(" ")[2] for name in OPTIONS}
+    names |= {option for param in get_command(cli.build()).params for option in param.opts}  # of every command
     targets = {target for meant in SYNONYMS.values() for target in meant}
     assert targets <= set(map(_plain, names)), targets - set(map(_plain, names))
 
