@@ -494,7 +494,9 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
     mover = _Mover(context, folder, sends=sends)
     try:
-        storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
+        storage.sync(folder, layout.processing)  # the commit is durable before the first move
+        if staged is None or staged.came_from == layout.working:
+            storage.sync(layout.working)
         if isinstance(committed, OwnParts):
             if not mover.move_own(committed.parts):
                 return False
