@@ -217,8 +217,8 @@ TOLD = {
     "policies": "One process sends all, then takes all; the ratios are to dropq without a policy.",
     "contended": "Four processes take what was sent before; the ratios are to dropq without a policy.",
     "topics": "Microseconds a message. At `full` the raw loop syncs each file, and each folder that a file came to.",
-    "pipeline": "Microseconds a message, or a record of a bundle. The ratio is to dropq's own send and ack apart, which may "
-    "lose or double a message; `to raw` is to the loop of the system calls that the stage needs.",
+    "pipeline": "Microseconds a message, or a record of a bundle. The ratio is to dropq's own send and ack apart, "
+    "which may lose or double a message; `to_raw` is to the loop of the system calls that the stage needs.",
     "selecting": "Microseconds a message. The raw loop renames, and knows no credits; `mv` runs once for each file.",
     "records": "A thousand records in a bundle, a transaction or a pipeline; the ratio is to what is in `against`.",
     "zeromq": "The ratio is to what is in `against`.",

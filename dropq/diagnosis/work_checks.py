@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from dropq.errors import DropqError
+from dropq.format.addresses import is_address
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
@@ -44,7 +45,7 @@ class Workers:
     def __init__(self, context: QueueContext, signs: Signs | None = None) -> None:
         self._context = context
         folder = context.layout.consumers
-        told = {one: liveness.told(folder, one) for one in (signs or Signs(folder)).living}
+        told = {one: list(filter(is_address, liveness.told(folder, one))) for one in (signs or Signs(folder)).living}
         self.to = {one: addresses for one, addresses in told.items() if addresses}
 
     @cached_property

@@ -7,6 +7,8 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -716,6 +718,48 @@ def test_workers_that_wait_for_each_other_s_room_are_told(queue: Queue) -> None:
         until(lambda: [each.kind for each in one.health().reasons] == ["full-circle"], "the circle")
         (reason,) = one.health().reasons
         assert "one -> two -> one" in reason.message
+
+
+def test_what_a_dead_worker_told_goes_with_its_sign_of_life(queue: Queue, other: Queue) -> None:
+    queue.send(b"a")
+    script = (
+        "import os, sys, dropq; queue = dropq.Root(sys.argv[1]).queue('q'); "
+        "dropq.work(queue, lambda message: (yield dropq.Out('other', b'A')) or os._exit(0))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(queue.root.path)], check=True)
+    consumers = base(queue) / ".dropq/consumers"
+    assert [path.suffix for path in consumers.glob(".*")] == [".to"]
+    reopened(queue).sweep()
+    assert list(consumers.iterdir()) == [] and bodies(queue) == [b"a"] and bodies(other) == []
+
+
+def test_what_nobody_told_any_more_is_a_leftover_after_a_day(make: Make, clock: Clock) -> None:
+    queue = make()
+    other = queue.root.create_queue("other")
+    queue.send(b"a")
+    take(queue).ack(send=Out("other", b"A"))
+    consumers = base(queue) / ".dropq/consumers"
+    with queue.subscribe() as subscription:
+        for name in (subscription.id, "vm-1-0123456789"):
+            (consumers / f".{name}.to").write_text("{}")
+        clock.ms += 2 * 24 * 3_600_000
+        queue.sweep()
+        assert [path.name for path in consumers.glob(".*")] == [f".{subscription.id}.to"]
+        assert len(list((base(queue) / ".dropq/receivers").iterdir())) == 1
+        take(other).ack()
+        queue.root.delete_queue("other")
+        queue.sweep()
+        assert list((base(queue) / ".dropq/receivers").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"to": 1}', b'{"to": [1, "../up", "other"]}', b"\xff" * 99])
+def test_whatever_a_worker_told_breaks_nothing(queue: Queue, other: Queue, content: bytes) -> None:
+    queue.send(b"a")
+    with reopened(queue).subscribe() as subscription:
+        (base(queue) / f".dropq/consumers/.{subscription.id}.to").write_bytes(content)
+        assert [found.why for found in queue.explain("target")] == ["ready"]
+        assert queue.health().healthy
+        assert {edge.to for edge in queue.root.graph().edges} <= {"other"}
 
 
 def test_asyncio_sends_with_an_ack(queue: Queue, other: Queue) -> None:
