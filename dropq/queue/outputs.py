@@ -183,6 +183,8 @@ class Destinations:
         """
         base, now, root = to.layout.base, time.monotonic(), self.context.root.layout.path
         known_at, folder = self._folders.get(base, (0.0, None))
+        if folder is not None and now - known_at <= KNOWN_AGE and folder.is_there(root):
+            return folder
         with to.error_context(fan_out.UNSETTLED):
             if folder is None or not folder.is_there(root):
                 give_word(to)
@@ -471,9 +473,10 @@ class Outputs:
         if self._durability != context.storage.durability:
             context = replace(context, storage=context.storage.as_durable_as(self._durability))
         own_name, folder = self._own_name(claim), self._folder
-        with error_context(fan_out.UNSETTLED):
-            for name in self._unsynced if context.storage.syncs_files else ():
-                context.storage.sync_path(f"{folder}/{name}")
+        if self._unsynced and context.storage.syncs_files:
+            with error_context(fan_out.UNSETTLED):
+                for name in self._unsynced:
+                    context.storage.sync_path(f"{folder}/{name}")
         try:
             fan_out.send(context, claim, folder, self._parts, own_name)
         except Unavailable:

@@ -176,8 +176,10 @@ def fan_out(
 
 def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
     """Make the folder for messages that are made of a claimed one; return its path. `own_name`: as of `send`."""
-    with context.error_context(UNSETTLED):
+    try:
         return _new_folder(context, claim, "processed", own_name)
+    except OSError as error:
+        raise context.refused(error, UNSETTLED) from error
 
 
 def new_draft(context: QueueContext, folder: str, number: int, destination: QueueContext) -> int:
@@ -351,7 +353,7 @@ def _commit_parts(
     is_tried = False
     try:
         _stage(context, folder, staged.came_from, write)
-        if Claims(context).is_changed(claim):
+        if claim.body is not None and Claims(context).is_changed(claim):
             _withdraw(context, folder)
             raise Unavailable(f"{claim.path}: somebody writes to it, so its copies were not sent; {outcome}")
         is_tried = True
