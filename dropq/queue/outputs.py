@@ -35,7 +35,7 @@ from dropq.staging.destinations import DestinationFolder, give_word, is_known, m
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, error_context, storage_error
-from dropq.storage.files import Draft
+from dropq.storage.files import Draft, Storage
 
 T = TypeVar("T")
 
@@ -95,6 +95,11 @@ class Out:
 
     def __repr__(self) -> str:
         return f"<Out to {self.to!r}>"
+
+
+def strictest(*storages: Storage, least: str = "none") -> str:
+    """Return the strictest durability of some storages, or the `least` one that there is to be."""
+    return max(least, *(each.durability for each in storages), key=_DURABILITIES.index)
 
 
 class Destinations:
@@ -190,8 +195,9 @@ class Destinations:
                 give_word(to)
                 known_at, folder = 0.0, DestinationFolder(root, os.path.relpath(base, root))
             if now - known_at > KNOWN_AGE:
-                if not is_known(self.context.layout, folder):
-                    make_known(self.context.layout, folder, self.context.storage)
+                if not known_at or not is_known(self.context.layout, folder):
+                    own = self.context.storage
+                    make_known(self.context.layout, folder, own.as_durable_as(strictest(own, to.storage)))
                 if len(self._folders) >= KEPT:
                     self._folders.pop(next(iter(self._folders)), None)
                 self._folders[base] = now, folder
@@ -438,8 +444,7 @@ class Outputs:
         self._parts[name] = destination
         if not to.storage.syncs_files:
             self._unsynced.append(name)
-        if to.storage.durability != self._durability:
-            self._durability = max(self._durability, to.storage.durability, key=_DURABILITIES.index)
+        self._durability = strictest(self._context.storage, to.storage, least=self._durability)
         if to.layout.is_topic:
             self._topics[to.name] = sender
 
