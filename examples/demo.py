@@ -3,7 +3,8 @@
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
 added up by a Spark job and booked likewise. Selectors send some orders on by region, and a dead letter is brought back.
 The last day's sales are published on a topic with two subscriptions. A log that Spark sends as one message of many rows
-is settled row by row. Clients of PZQ send and receive over ZeroMQ.
+is settled row by row. Filters make entries of that log, over four queues: three handlers in Python, and beside them three
+commands. Clients of PZQ send and receive over ZeroMQ.
 
     python examples/demo.py [--keep DIR]
 
@@ -80,6 +81,7 @@ class Demo:
         self.ship()
         self.tell()
         self.log()
+        self.filter()
         self.serve()
         return self.account()
 
@@ -227,6 +229,17 @@ done""",
         self.run(f"{mend} && sha256sum root/till/error/* >> ledger && {again}", shown=[mend, again], quiet=True)
         self.run("wc -l < till.csv")
 
+    def filter(self) -> None:
+        """Make entries of the log by filters over four queues, in Python and by commands."""
+        say(
+            "Filters over four queues make entries of a store's rows of the till. Each sends what it makes by its ack. "
+            "Three handlers in Python do it first, then three commands; both must make the same."
+        )
+        self.run(f"sha256sum till.csv till.csv >> ledger && {FILTER}", shown=[FILTER])
+        for command, to in FILTERS:
+            self.run(f"{command} && sha256sum root/{to}/target/* | tee -a ledger >> ledger", shown=[command])
+        self.run("cat root/entries/target/* | tail -n 2")
+
     def serve(self) -> None:
         """Let programs that know ZeroMQ alone send a message, and receive it."""
         say("Programs that speak PZQ's protocol over ZeroMQ, and know of no folder, send a message and receive it.")
@@ -258,7 +271,11 @@ done""",
         logged = sorted((self.folder / "till.csv").read_text().splitlines())
         print(f"    {sum(of_the_day.values())} sold on {DAY}, {sum(books[0].values())} in office.csv, ", end="")
         print(f"{sum(books[1].values())} of Ulm in ulm.csv")
+        of_kassel = sum(amount for key, amount in of_the_day.items() if key[0] == "Kassel")
+        made = [entered(self.folder / "root" / name / "target") for name in ("entries-py", "entries")]
+        print(f"    {of_kassel} of Kassel, {made[0]} entered by handlers, {made[1]} by commands")
         unlike = sold != booked or ordered != posted or books != [of_the_day, of_ulm] or logged != rows
+        unlike = unlike or made != [of_kassel, of_kassel]
         print("\nNOT ALL IS ACCOUNTED FOR." if files or unlike else "\nEvery file is accounted for.")
         return 1 if files or unlike else 0
 
@@ -289,6 +306,34 @@ writer.option("queue", "till").option("recordsPerMessage", 1000).save()
 END"""
 #: The command that enters the rows of the till's log.
 WORK_TILL = "dropq work till --until-empty --records -- shell/rows.sh 5 till.csv"
+#: Makes the queues of the filters, and filters in Python.
+FILTER = """python <<END
+import dropq
+root = dropq.Root("root")
+names = ("log", "rows", "amounts", "entries")
+for name in names: root.create_queue(name)
+log, rows, amounts, entries = (root.create_queue(f"{name}-py") for name in names)
+for queue in (root.queue("log"), log): queue.send_file("till.csv")
+
+def split(message):
+    return [dropq.Out(rows, row) for row in message.text.splitlines() if ",Kassel," in row]
+
+def multiply(message):
+    sold_at, store, sku, quantity, price = message.text.split(",")
+    return dropq.Out(amounts, f"{sku} {int(quantity) * float(price):.2f}\\n")
+
+def enter(message):
+    return dropq.Out(entries, f"debit {message.text}")
+
+for queue, handler in ((log, split), (rows, multiply), (amounts, enter)):
+    dropq.work(queue, handler, until_empty=True)
+END"""
+#: The same filters as commands, and where each sends.
+FILTERS = (
+    ("dropq work log --to rows --lines --until-empty -- grep ,Kassel,", "rows"),
+    (r"""dropq work rows --to amounts --until-empty -- awk -F , '{ printf "%s %.2f\n", $3, $4 * $5 }'""", "amounts"),
+    ("dropq work amounts --to entries --until-empty -- sed 's/^/debit /'", "entries"),
+)
 #: Makes the queues of what is shipped, and the selectors that fill them.
 MAKE_SHIPPING = """python <<END
 import dropq
@@ -351,6 +396,11 @@ def sales(path: Path) -> Amounts:
 def orders(paths: Iterable[Path]) -> Amounts:
     """Add up what was ordered, by order; a file that broke off orders nothing."""
     return add(((str(item["order"]),), worth(item)) for path in paths for item in items(path.read_text()))
+
+
+def entered(folder: Path) -> Decimal:
+    """Add up what the entries in a folder come to."""
+    return sum((Decimal(path.read_text().split()[-1]) for path in folder.iterdir()), Decimal(0))
 
 
 def items(text: str) -> Iterator[dict[str, Any]]:

@@ -5,9 +5,9 @@
 #   orders -> net -> gross -> bills: an order is a number of lamps, and a bill is what they cost with the tax
 #
 # Each filter is a `dropq work FROM --to TO -- awk ...`. A worker that is killed is started again, as a service would be.
-# At the end each order must have exactly one bill. A filter whose worker was killed before its ack runs again: the first
-# run has left nothing, and the count of such runs is printed. Exits with 1 when a bill is missing, wrong, or there twice.
-# It works in a folder of its own, which it removes. It needs dropq, awk and sort.
+# At the end each order must have exactly one bill. Where a worker was killed before its ack, its filter has run again:
+# `done_again` counts these runs, of which the first left nothing. Exits with 1 when a bill is missing, wrong, or there
+# twice. It works in a folder of its own, which it removes. It needs dropq, awk and sort.
 
 export LC_ALL=C
 count=${1:-40} kills=${2:-4}
@@ -62,6 +62,6 @@ dropq browse bills --json | sed 's/.*"correlation_id": *"\([^"]*\)".*/\1/' >foun
 dropq browse bills | cut -f 1 | dropq cat bills - | paste found.ids - | sort >found
 missing=$(cut -f 1 expected | join -v 1 - found | wc -l)
 twice=$(cut -f 1 found | uniq -d | wc -l)
-echo "$count orders, $(wc -l <found) bills: $missing missing, $twice twice"
-echo "all workers were killed $kills times, and $(($(wc -l <runs) - 3 * count)) runs of a filter were done again"
+echo "orders=$count bills=$(wc -l <found) missing=$missing twice=$twice"
+echo "killed=$kills done_again=$(($(wc -l <runs) - 3 * count))"
 cmp expected found

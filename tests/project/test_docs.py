@@ -130,6 +130,11 @@ def test_the_tour_of_the_routing_paper_prints_what_it_shows(tmp_path: Path) -> N
     check_tour(paper, tmp_path, example)
 
 
+def test_the_tour_of_the_pipelines_paper_prints_what_it_shows(tmp_path: Path) -> None:
+    paper = TOP / "docs/pipelines.md"
+    check_tour(paper, tmp_path, "\n".join(text for _, text in blocks(paper, "python")))
+
+
 def test_the_lines_of_the_zeromq_paper_run_in_two_terminals_and_print_what_they_show(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
     texts = [text for _, text in blocks(TOP / "docs/zeromq.md", "text")]
@@ -535,7 +540,7 @@ def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
         assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
 
 
-@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "graph"])
+@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "pipeline", "graph"])
 def test_a_picture_is_what_its_script_draws(picture: str) -> None:
     script = TOP / f"docs/draw_{picture}.py"
     drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)

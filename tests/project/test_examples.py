@@ -722,6 +722,43 @@ def test_insert_sh_asks_for_another_try_where_the_database_cannot_be_written_to(
     assert where(queue) == {"delayed": [b"a1 2026-11-23T14:02:11 35\n"]}
 
 
+# -- filters -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_of_filters_whose_workers_are_killed_makes_one_bill_of_each_order(tmp_path: Path) -> None:
+    done = sh("pipeline.sh", 12, 2, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.startswith("orders=12 bills=12 missing=0 twice=0\nkilled=2 done_again=")
+
+
+@pytest.mark.parametrize(
+    ("command", "counts"),
+    [
+        ('dropq purge bills --state target --yes "$ID"', "bills=2 missing=1 twice=0"),
+        ("dropq cat bills $ID | dropq send bills -q --correlation-id $(head -n 1 ids)", "bills=4 missing=0 twice=1"),
+        ('sed -i s/pay/owe/ bills/target/*"$ID"*', "bills=3 missing=0 twice=0"),
+    ],
+    ids=["missing", "twice", "wrong"],
+)
+def test_the_count_of_a_chain_of_filters_finds_what_is_missing_twice_or_wrong(
+    tmp_path: Path, command: str, counts: str
+) -> None:
+    (tmp_path / "dropq").write_text(f"""#!/bin/sh
+PATH=${{PATH#*:}}
+if [ "$1 $2" = "browse bills" ] && mkdir {quote(str(tmp_path))}/done 2>/dev/null; then
+    ID=$(dropq browse bills -n 1 | cut -f 1)
+    {{ {command}; }} >&2
+fi
+exec dropq "$@"
+""")
+    (tmp_path / "dropq").chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
+    script = [SH, str(SHELL / "pipeline.sh"), "3", "0"]
+    done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert counts in done.stdout
+
+
 # -- the demo --------------------------------------------------------------------------------------------------
 
 
@@ -805,6 +842,24 @@ def test_the_demo_brings_a_dead_letter_back_to_its_queue_and_ships_each_order_on
     assert account.returncode == 0, account.stdout
 
 
+def test_the_demo_enters_each_row_of_a_store_once_by_handlers_and_by_commands(tmp_path: Path) -> None:
+    demo = module("demo")
+    played = demo.Demo(tmp_path)
+    played.begin()
+    sales = (TOP / "examples/data/sales.csv").read_text().splitlines(keepends=True)
+    rows = [row for row in sales if row.startswith(demo.DAY)]
+    (tmp_path / "till.csv").write_text("".join(rows))
+    played.filter()
+    bodies = [
+        sorted(path.read_text() for path in (tmp_path / "root" / name / "target").iterdir())
+        for name in ("entries", "entries-py")
+    ]
+    assert bodies[0] == bodies[1]
+    assert [body.split()[1] for body in bodies[0]] == sorted(row.split(",")[2] for row in rows if ",Kassel," in row)
+    account = sh("account.sh", tmp_path / "root", tmp_path / "ledger")
+    assert account.returncode == 0, account.stdout
+
+
 #: A line that a worker of the demo prints for an order that it ships.
 SHIPPED = re.compile(r"^ +(order \d+ to \w+)$", re.MULTILINE)
 
@@ -842,11 +897,12 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
     assert "order-1105\tok\trequeued to shipping" in done.stdout
     assert SHIPPED.findall(done.stdout).count("order 1105 to uk") == 1
     assert "1 now in error/" in done.stdout
-    assert len(done.stdout.splitlines()) < 150
+    assert len(done.stdout.splitlines()) < 190
 
     demo = module("demo").Demo(folder)
     assert demo.account() == 0
-    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales", "eu", "till")]
+    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales", "eu", "till", "log")]
+    queues += [folder / "root" / name / "target" for name in ("entries", "entries-py")]
     queues += [
         folder / "root/topic-root/sales" / each / "processed" for each in (".incoming", ".subscriptions/day.ulm")
     ]
