@@ -3,8 +3,8 @@
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
 added up by a Spark job and booked likewise. Selectors send some orders on by region, and a dead letter is brought back.
 The last day's sales are published on a topic with two subscriptions. A log that Spark sends as one message of many rows
-is settled row by row. Filters make entries of that log, over four queues: three handlers in Python, and beside them three
-commands. Clients of PZQ send and receive over ZeroMQ.
+is settled row by row. Filters make entries of that log, over four queues: three handlers in Python, and three commands
+beside them. Clients of PZQ send and receive over ZeroMQ.
 
     python examples/demo.py [--keep DIR]
 

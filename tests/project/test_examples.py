@@ -901,7 +901,9 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
 
     demo = module("demo").Demo(folder)
     assert demo.account() == 0
-    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales", "eu", "till", "log")]
+    queues = [
+        folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales", "eu", "till", "log")
+    ]
     queues += [folder / "root" / name / "target" for name in ("entries", "entries-py")]
     queues += [
         folder / "root/topic-root/sales" / each / "processed" for each in (".incoming", ".subscriptions/day.ulm")
