@@ -726,7 +726,7 @@ def test_insert_sh_asks_for_another_try_where_the_database_cannot_be_written_to(
 
 
 def test_a_chain_of_filters_whose_workers_are_killed_makes_one_bill_of_each_order(tmp_path: Path) -> None:
-    done = sh("pipeline.sh", 12, 2, cwd=tmp_path)
+    done = sh("pipeline.sh", "12", "2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.startswith("orders=12 bills=12 missing=0 twice=0\nkilled=2 done_again=")
 
