@@ -66,6 +66,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
         "dropq work orders --until-empty --each -- grep -q item",
         "dropq work orders --until-empty --records -- wc -l",
+        "dropq work orders --to invoices --until-empty -- grep item",
     ),
     "route": ("dropq route orders --once", "dropq route --once"),
     "serve": ("dropq serve orders --zmq", "dropq serve orders --zmq --in-flight 1 --ack-timeout 1m"),

@@ -186,8 +186,7 @@ def _destinations(queue: Queue, outs: list[Out], stop: Stop, client_id: str | No
     found = Destinations(queue.context, queue.root.queue, given_up=lambda: stop.asked, client_id=client_id or "")
     found.refuse()
     for out in outs:
-        found.sender(out.to)._address(b"", **out.fields)
-        found.try_rename(out.to)
+        found.check(out)
     return found
 
 

@@ -83,6 +83,12 @@ class SendLimits:
         return self._pid == os.getpid()
 
     @property
+    def most(self) -> int | None:
+        """How many messages may be admitted at once at the most; None for any number."""
+        own = () if self._limit is None else (self._limit.most,)
+        return min((*own, *(() if self._then is None or self._then.most is None else (self._then.most,))), default=None)
+
+    @property
     def asks_at(self) -> float:
         """When senders are to ask again, by `time.monotonic()`; 0 for always."""
         return 0.0 if self._limit is not None else self._write_lock.refresh_at
@@ -196,7 +202,7 @@ class Limit:
         self.waits = waits
         self._name = name
         self._context = context
-        self._most = most
+        self.most = most
         self._full = f"queue {name} is full (max_unprocessed = {most})"
         self._overflow = "reject" if rejects else context.config.overflow
         self._follows = not rejects
@@ -207,8 +213,8 @@ class Limit:
 
     def admit(self, count: int, *, whole: bool) -> int:
         """Admit messages as `SendLimits.admit` does, by this limit alone."""
-        if whole and count > self._most:
-            never = f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self._most})"
+        if whole and count > self.most:
+            never = f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self.most})"
             self._overflow_now(never)
             raise QueueFull(f"{never}: none was sent; send them in smaller jobs, or raise max_unprocessed")
         if entering := self._enter(count, whole):
@@ -217,9 +223,10 @@ class Limit:
         if self._overflow == "discard":
             return self._discard(count if whole else 1)
         if self._overflow == "reject":
+            what = f"the job of {count} messages" if whole and count > 1 else "the message"
             raise QueueFull(
-                f"{self._full}: {f'the job of {count} messages' if whole else 'the message'} was not sent; send again "
-                f"when consumers have settled some, `dropq ls {self._name}` shows how many there are"
+                f"{self._full}: {what} was not sent; send again when consumers have settled some, "
+                f"`dropq ls {self._name}` shows how many there are"
             )
         return self._wait(count, whole)
 

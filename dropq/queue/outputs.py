@@ -203,18 +203,21 @@ class Destinations:
                 self._folders[base] = now, folder
         return folder
 
-    def try_rename(self, address: str) -> None:
-        """Try whether a rename leads from a queue to this one.
+    def check(self, out: Out) -> None:
+        """Try whether messages like one can be sent, and a rename leads from their queue to this one; send nothing.
 
         Raises:
-            ConfigError: none does.
-            DropqError: this user may not send there, or the queue is away.
+            ConfigError: no rename leads there, or it lies on a circle through a topic.
+            ValueError: a value that no name can hold.
+            DropqError: this user may not send there, or the queue is away, or missing, and nothing takes its messages.
         """
-        sender = self.sender(address)
+        sender = self.sender(out.to)
         try:
             to = sender._destination
         except NoSuchQueue as missing:
-            to = sender._instead(missing)._destination
+            sender = sender._instead(missing)
+            to = sender._destination
+        sender._address(out.body, **out.fields)
         fan_out.try_rename(self.context, to)
 
     def what_keeps(self, addresses: Iterable[str] | None = None) -> str:
@@ -384,9 +387,10 @@ class Outputs:
         wait, claim, timing, renewed = None, self._message._claim, self._context.timing, time.monotonic()
         left = claim.deadline - self._context.clock.now_ms() if claim is not None and claim.deadline else 0
         lease = max(left, 0) / 1000
+        most = sender._send_limits().most
         while True:
             try:
-                return sender._admit_job(count)
+                return sender._admit_job(count if most is None else min(count, most))
             except MustWait as must:
                 if self._destinations.given_up():
                     raise

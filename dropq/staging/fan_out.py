@@ -182,10 +182,12 @@ def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
         raise context.refused(error, UNSETTLED) from error
 
 
-def new_draft(context: QueueContext, folder: str, number: int, destination: QueueContext) -> int:
+def new_draft(
+    context: QueueContext, folder: str, number: int, destination: QueueContext, outcome: str = UNSETTLED
+) -> int:
     """Make the draft of a part in working/ of its destination, and move it to a staged folder; return its descriptor.
 
-    So it has the owner, group and mode of a message that is sent there.
+    So it has the owner, group and mode of a message that is sent there. An error says the `outcome`.
 
     Raises:
         LeaseLost: a sweep took its holder for dead, and dropped the folder.
@@ -196,9 +198,9 @@ def new_draft(context: QueueContext, folder: str, number: int, destination: Queu
     try:
         fd = destination.storage.create(path)
     except OSError as error:
-        raise destination.refused(error, UNSETTLED) from error
+        raise destination.refused(error, outcome) from error
     try:
-        _take_in(context, path, f"{folder}/{part_draft(number)}", destination)
+        _take_in(context, path, f"{folder}/{part_draft(number)}", destination, outcome)
     except BaseException:
         os.close(fd)
         raise
@@ -220,10 +222,10 @@ def write_part(
         storage.write_new(path, body, sole_in=working)
     except OSError as error:
         raise destination.refused(error, UNSETTLED) from error
-    _take_in(context, path, f"{folder}/{name}", destination)
+    _take_in(context, path, f"{folder}/{name}", destination, UNSETTLED)
 
 
-def _take_in(context: QueueContext, path: str, staged: str, destination: QueueContext) -> None:
+def _take_in(context: QueueContext, path: str, staged: str, destination: QueueContext, outcome: str) -> None:
     """Move a draft from working/ of its destination to a staged folder; remove it if that fails."""
     try:
         context.storage.rename(path, staged)
@@ -233,7 +235,7 @@ def _take_in(context: QueueContext, path: str, staged: str, destination: QueueCo
         if error.errno == errno.EXDEV:
             raise ConfigError(
                 f"queue {destination.name} lies where no rename from queue {context.name} leads to: what is made of a "
-                f"message goes out by one rename; {UNSETTLED}"
+                f"message goes out by one rename; {outcome}"
             ) from error
         raise dropped(os.path.dirname(staged), error) from error
 
@@ -248,10 +250,11 @@ def dropped(folder: str, error: OSError) -> DropqError:
 def try_rename(context: QueueContext, destination: QueueContext) -> None:
     """Try with a file of our own whether a rename leads from a queue to a destination's files; raise as `new_draft`."""
     folder = f"{context.layout.private}/{GONE_PREFIX}{os.urandom(8).hex()}"
-    with context.error_context(UNSETTLED):
+    outcome = "no message was touched"
+    with context.error_context(outcome):
         context.storage.make_folder(folder, passing=True)
     try:
-        os.close(new_draft(context, folder, 0, destination))
+        os.close(new_draft(context, folder, 0, destination, outcome))
     finally:
         context.storage.remove_tree(folder)
 

@@ -255,6 +255,18 @@ def test_a_full_queue_that_rejects_leaves_the_message_held(queue: Queue) -> None
     assert bodies(full) == [b"A"]
 
 
+def test_more_than_a_queue_ever_has_room_for_goes_out_once_it_is_empty(queue: Queue) -> None:
+    small = queue.root.create_queue("small", max_unprocessed=2, overflow="reject")
+    small.send(b"1")
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(QueueFull):
+        message.ack(send=[Out("small", b"%d" % number) for number in range(5)])
+    take(small).ack()
+    message.ack(send=[Out("small", b"%d" % number) for number in range(5)])
+    assert len(bodies(small)) == 5
+
+
 def test_a_full_queue_that_discards_gets_nothing_and_the_rest_goes_out(queue: Queue, other: Queue) -> None:
     full = queue.root.create_queue("full", max_unprocessed=1, overflow="discard")
     full.send(b"1")

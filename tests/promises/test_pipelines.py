@@ -281,6 +281,17 @@ def test_what_cannot_be_sent_is_refused_before_the_work(
     assert bodies(queue) == [b"a"]
 
 
+def test_a_missing_destination_s_dead_letter_queue_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "dropq.toml").write_text('dead_letter_queue = "dlq"\n')
+    queue = make_queue(tmp_path)
+    letters = queue.root.create_queue("dlq")
+    queue.send(b"a")
+    options = ["--root", str(tmp_path), "work", "q", "--to", "nope", "--until-empty", "--", "cat"]
+    assert subprocess.run([*DROPQ, *options], check=False).returncode == 0
+    (letter,) = letters.browse("target")
+    assert (letter.body, letter.origin) == (b"a", "nope")
+
+
 @pytest.mark.parametrize(
     "options", [{"semantics": "at-most-once"}, {"barrier_expression": "JMSType = 'b'"}], ids=["once", "barrier"]
 )
