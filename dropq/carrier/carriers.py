@@ -40,17 +40,14 @@ _CARRIED = "the messages are in the other queue, or on their way: `dropq sweep` 
 def carrier_of(
     row: Row, source: QueueContext, destination: QueueContext | None = None, *, named: bool = False
 ) -> Carrier:
-    """Return the carrier for the messages of a row.
+    """Return the carrier for the messages of a row, to the open `destination`, if there is one.
 
-    Args:
-        destination: the queue that they go to; None opens it.
-        named: whether the user named the row, and so vouches that its path leads where its maker meant.
+    If the user `named` the row, he vouches that its path leads where its maker meant.
 
     Raises:
-        NoSuchQueue: the queue is not there, or another one has its name.
+        NoSuchQueue: the destination is not there, or another one has its name.
         Unavailable: another host wrote the row, or another queue.
         OlderState: the queue that the row is in is an older state of itself.
-        DropqError: the queue cannot be opened.
     """
     if not (named or row.is_of_this_host):
         raise Unavailable(f"{other_host(row, source.name)}; nothing was carried")

@@ -54,8 +54,7 @@ class Carrier:
         given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
         lists: the folder of their lists, on the same file system.
         row: names the row of lists in `destination`; no other folder's lists have the name.
-        mark: the mark of `source`, which the ledger of `destination` keeps: an older state of `source` may lack the
-        row.
+        mark: of `source`; the ledger of `destination` keeps it, as an older state of `source` may lack the row.
         check: raises an error if another queue has taken the place of `destination`.
         name: returns what the name of the copy says, from the message's own file name.
         arrived: the names in `destination` of what this carrier sent, by the names in `given`.
@@ -76,9 +75,8 @@ class Carrier:
     def run(self) -> Iterator[int]:
         """Carry all messages in the folder, a list at a time; yield how many messages of each this carrier sent.
 
-        Raises:
-            DropqError: the messages of the list at hand stay where they are, or are in the other queue and will be
-                removed here by the next carrier.
+        After an error those of the list at hand are still here, or in the other queue; then the next carrier removes
+        them here.
         """
         with self.source.error_context(_GIVEN):
             if not any(map(reading.is_message_file, reading.entries(self.given))):
@@ -116,8 +114,7 @@ class Carrier:
             if data is None:
                 continue  # RACE: a newer one was written, and this one removed
             try:
-                content = reading.parse_json(data)
-                return List(number, _text(content, "list"), _names(content))
+                return _parsed(number, reading.parse_json(data))
             except ValueError as error:
                 raise DropqError(
                     f"{path} is damaged ({error}), so it is not known which messages are in "
@@ -129,10 +126,7 @@ class Carrier:
         return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
 
     def _list(self, last: int) -> bool:
-        """List the messages in the folder, under the number after `last`; return False if the folder is empty.
-
-        The last list must be settled: this removes it.
-        """
+        """List the messages in the folder, in place of the `last` list, which is settled; return False without any."""
         storage, layout = self.source.storage, self.source.layout
         given = self._waiting()
         if not given:
@@ -299,16 +293,11 @@ class Carrier:
         return left
 
 
-def _text(content: object, key: str) -> str:
-    value = content.get(key) if isinstance(content, Mapping) else None
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"it has no {key!r}")
-    return value
-
-
-def _names(content: object) -> tuple[str, ...]:
-    """Return the names in a list; each is a name in one folder, and no path."""
-    given = content.get("given") if isinstance(content, Mapping) else None
+def _parsed(number: int, content: object) -> List:
+    """Return a list; each of its messages is a name in one folder, and no path."""
+    token, given = map(content.get, ("list", "given")) if isinstance(content, Mapping) else (None, None)
+    if not isinstance(token, str) or not token:
+        raise ValueError("it has no 'list'")
     if not isinstance(given, list) or not all(isinstance(name, str) and own_name_of(name) for name in given):
         raise ValueError("it lists no messages")
-    return tuple(given)
+    return List(number, token, tuple(given))

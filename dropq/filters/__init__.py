@@ -21,7 +21,7 @@ from dropq.filters.jms import Selector
 from dropq.filters.message_types import LIMIT, message_type
 from dropq.filters.tree import Lookup, Node, Value
 
-T = TypeVar("T")
+E = TypeVar("E", bound="Expression")
 
 __all__ = [
     "LIMIT",
@@ -61,11 +61,7 @@ class Expression:
         return tree.NOW in self.identifiers
 
     def value(self, lookup: Lookup) -> Value:
-        """Return the value for a message: for an array, its first element; None for NULL and for an object.
-
-        Args:
-            lookup: returns the value of an identifier, None for NULL; `for_name` returns the lookup of a message.
-        """
+        """Return the value for the lookup of a message: for an array, its first element; None for NULL or an object."""
         return tree.single(self._node(lookup))
 
 
@@ -93,45 +89,29 @@ def compile_filter(text: str) -> Filter:
             what was expected there.
         Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
-    return _compile(Source(text), lambda parser, reads_body: _filter(text, parser, reads_body))
+    return _compile(Source(text), Filter, Parser.condition)
 
 
 def compile_selector(text: str) -> Filter:
     """Compile the selector of a route: a JMS selector, over names alone."""
-    source = Source(text, "selector")
-    return _compile(source, lambda parser, _: _filter(text, parser, False), _names_alone)
+    return _compile(Source(text, "selector"), Filter, Parser.condition, may_be_amps=False)
 
 
 def compile_expression(text: str) -> Expression:
-    """Compile an expression of any kind, such as one to order messages by.
+    """Compile an expression of any kind, such as one to order messages by; errors as of `compile_filter`.
 
-    Raises:
-        InvalidFilter: the text is blank or not an expression; the error points at a column.
-        Unavailable: the expression has a regular expression, and RE2 is not installed.
+    A blank text is an InvalidFilter.
     """
-    source = Source(text, "expression")
-    return _compile(source, lambda parser, reads_body: _expression(text, parser, reads_body))
+    return _compile(Source(text, "expression"), Expression, Parser.expression)
 
 
-def _filter(text: str, parser: Parser, reads_body: bool) -> Filter:
-    node = parser.condition()  # first, as it finds the identifiers
-    return Filter(text, reads_body, frozenset(parser.identifiers), node)
-
-
-def _expression(text: str, parser: Parser, reads_body: bool) -> Expression:
-    node = parser.expression()
-    return Expression(text, reads_body, frozenset(parser.identifiers), node)
-
-
-def _compile(
-    source: Source,
-    result: Callable[[Parser, bool], T],
-    parser_of: Callable[[Source], tuple[Parser, bool]] | None = None,
-) -> T:
+def _compile(source: Source, kind: type[E], parse: Callable[[Parser], Node], *, may_be_amps: bool = True) -> E:
     try:
-        return result(*(parser_of or _parser)(source))
+        parser, reads_body = _parser(source) if may_be_amps else (Selector(source), False)
+        node = parse(parser)  # first, as it finds the identifiers
+        return kind(source.text, reads_body, frozenset(parser.identifiers), node)
     except InvalidFilter as error:
-        if parser_of is not None or not _asks_for_amps(source):
+        if not may_be_amps or not _asks_for_amps(source):
             raise
         complaint, *shown = str(error).split("\n")
         hint = "a text without a path, such as /total, is a JMS selector, which has no functions, and no WITH"
@@ -147,11 +127,6 @@ def _asks_for_amps(source: Source) -> bool:
 
     words = re.findall(r"(\w+)\s*\(|\b(BEGINS|ENDS)\s+WITH\b", source.text.upper())
     return any(name in FUNCTIONS or phrase for name, phrase in words) and not has_path(source.text)
-
-
-def _names_alone(source: Source) -> tuple[Parser, bool]:
-    """Return the parser of JMS selectors."""
-    return Selector(source), False
 
 
 def _parser(source: Source) -> tuple[Parser, bool]:

@@ -17,18 +17,11 @@ _OPAQUE = Opaque()
 
 
 class Body:
-    """The body of a message.
-
-    Args:
-        read: returns it; if it raises `OSError`, every path is NULL.
-        message_type: how to read it.
-
-    Attributes:
-        unread: after a lookup, why the body was not read, though it may be of its type: it is too long, nested too
-            deeply, or the system refused; "" if it was read.
-    """
+    """The body of a message, which a function returns; if that raises `OSError`, every path is NULL."""
 
     def __init__(self, read: Callable[[], bytes], message_type: MessageType = JSON) -> None:
+        #: After a lookup, why the body was not read, though it may be of its type: it is too long, nested too deeply,
+        #: or the system refused; "" if it was read.
         self.unread = ""
         self._read = read
         self._type = message_type

@@ -29,12 +29,7 @@ ANY = 1 << 63
 
 
 class Function(NamedTuple):
-    """A function.
-
-    Attributes:
-        call: returns the expression that applies it to expressions.
-        least, most: how many arguments it takes.
-    """
+    """A function: what returns the expression that applies it to expressions, and how many arguments it takes."""
 
     call: Callable[..., Node]
     least: int

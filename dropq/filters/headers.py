@@ -21,16 +21,13 @@ def for_name(
     body: Body | None = None,
     queue: str = "",
 ) -> Lookup:
-    """Return the lookup of header fields, properties and paths for a message.
+    """Return the lookup of header fields, properties and paths for a message; names are case-sensitive.
 
     Args:
         delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
             a waiting message. What was counted before its bundle was cut in two is added.
         arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
         body: its body, which is read when a path is first looked up; without it, every path is NULL.
-
-    Returns:
-        A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.
     """
     count = name.cut + (name.delivery_count + 1 if delivery_count is None else delivery_count)
     fields: dict[str, Found] = {key: typed.value for key, typed in name.properties.items()}

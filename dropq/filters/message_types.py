@@ -42,14 +42,9 @@ JSON = MessageType(partial(json.loads, parse_constant=refuse_constant))
 
 
 def message_type(name: str, field_separator: str | None = None) -> MessageType:
-    """Return how to read bodies of a type.
+    """Return how to read bodies of a type, as `message_type` in queue.toml; Unavailable if it needs a missing package.
 
-    Args:
-        name: the type, as `message_type` in queue.toml.
-        field_separator: what separates the fields of fix and nvfix; None for SOH.
-
-    Raises:
-        Unavailable: the type needs a package that is not installed.
+    The `field_separator` is that of fix and nvfix; None for SOH.
     """
     return TYPES[name](field_separator or SOH)
 

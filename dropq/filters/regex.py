@@ -24,10 +24,7 @@ _BACKTRACKING = re.compile(r"\(\?|\\[1-9gk]")
 
 
 class Regex:
-    """A compiled regular expression.
-
-    Args:
-        pattern: the expression; after `(?i)` it ignores case.
+    """A compiled regular expression, which ignores case after `(?i)`.
 
     Raises:
         ValueError: RE2 refuses the expression; the error says why.

@@ -140,10 +140,7 @@ def is_null(value: Found) -> bool:
 
 
 def fold(symbols: Sequence[str], first: Value, *others: Value) -> Value:
-    """Apply +, -, *, / and % from left to right, a symbol before each value but the first.
-
-    A chain is one call, so that a long chain cannot exhaust the stack.
-    """
+    """Apply +, -, *, / and % from left to right: a long chain is one call, so that it cannot exhaust the stack."""
     for symbol, other in zip(symbols, others, strict=True):
         first = _calculation(_CALCULATIONS[symbol], first, other)
     return first

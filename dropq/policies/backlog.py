@@ -18,22 +18,18 @@ MAY_TAKE = Decision(True, "ready")
 
 
 class Backlog:
-    """The limit of one queue.
-
-    Args:
-        most: how many messages may lie in processing/.
-    """
+    """The limit of one queue: at `most` so many messages may lie in processing/."""
 
     def __init__(self, most: int) -> None:
         self._most = most
 
     def decide(self, claimed: Collection[MessageFile], again: Callable[[], Collection[MessageFile]]) -> Decision:
-        """Return whether one more message may be claimed; call it under the policy lock, or to explain.
+        """Return whether one more message may be claimed, by what is in processing/; `again` lists that again.
 
-        Args:
-            claimed: what is in processing/.
-            again: lists that again. RACE: a listing of more than one kernel call may miss a claim that is being
-                renewed. The claim keeps its owner, so the owners of several listings are counted together.
+        Call it under the policy lock, or to explain.
+
+        RACE: a listing of more than one kernel call may miss a claim that is being renewed. The claim keeps its owner,
+        so the owners of several listings are counted together.
         """
         if len(claimed) < min(self._most, AT_ONCE):
             return MAY_TAKE

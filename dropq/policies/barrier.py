@@ -93,12 +93,7 @@ class Before(NamedTuple):
 
 
 class Barrier:
-    """The barriers of a queue, as one subscription meets them; its methods need the policy lock.
-
-    Args:
-        context: the queue.
-        subscription: the subscription's id.
-    """
+    """The barriers of a queue, as one subscription meets them; its methods need the policy lock."""
 
     def __init__(self, context: QueueContext, subscription: str) -> None:
         assert context.config.barrier_expression is not None
@@ -112,13 +107,9 @@ class Barrier:
         self._before = Before((), 0, ())
 
     def refresh(self, claimed: Collection[MessageFile]) -> bool:
-        """Find the barrier that is handed out, if any, and finish what a crash left.
+        """Find the barrier that is handed out, if any, by what is in processing/, and finish what a crash left.
 
-        Args:
-            claimed: what is in processing/.
-
-        Returns:
-            Whether there was one: what was listed of target/ until now may lack it, and it may be there again.
+        Return whether there was one: what was listed of target/ until now may lack it, and it may be there again.
         """
         self._out, self.decision = None, MAY_TAKE
         found = begun(self._context, (file.claim for file in claimed))
@@ -136,18 +127,12 @@ class Barrier:
     def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Shares] | None:
         """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
 
-        Args:
-            owner: what identifies the claim.
-            deadline: when its lease runs out, in ms since 1970; 0 for never.
-            wanted: returns whether to take a share, by its file name.
-
-        Returns:
-            None if there is no barrier, or no share to take.
+        Return None if there is no share to take, or `wanted` returns False for its file name. The lease runs out at a
+        deadline in ms since 1970; 0 for never.
         """
-        if self._out is None:
+        if self._out is None or (claim := self._out.take(self._subscription, owner, deadline, wanted)) is None:
             return None
-        claim = self._out.take(self._subscription, owner, deadline, wanted)
-        return None if claim is None else (claim, self._out)
+        return claim, self._out
 
     def list_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
         """List what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/."""
@@ -162,10 +147,7 @@ class Barrier:
     def hand_out(self, file: MessageFile, waiting: int, *, alone: Callable[[], bool]) -> Decision:
         """Hand out a barrier, unless something is before it; return why nothing else may be taken.
 
-        Args:
-            file: the barrier.
-            waiting: how many messages are known to wait before it.
-            alone: returns whether this consumer still has the policy lock.
+        So many messages are known to be `waiting` before it; `alone` returns whether this consumer still has the lock.
         """
         context = self._context
         found = self._before.decide(file, waiting, (self._subscription,))
@@ -192,12 +174,7 @@ class Barrier:
 
 
 class Shares(Settlement):
-    """Settles one barrier's shares, in a folder of their own; the last share settles the barrier.
-
-    Args:
-        context: the queue.
-        token: the owner of the claim on the barrier.
-    """
+    """Settles one barrier's shares, in a folder of their own; the last share settles the barrier."""
 
     def __init__(self, context: QueueContext, token: str) -> None:
         self._queue = context
@@ -278,7 +255,7 @@ class Shares(Settlement):
 
     def undo(self, claim: Claim) -> bool:
         """Return a claim whose folder is hidden or gone; return False if the folder is shown, or the claim is gone."""
-        self.clear_hidden()
+        self.clear(hidden=True)
         return not reading.is_there(self._folder, self.context.clock) and self._return(claim)
 
     def _return(self, claim: Claim) -> bool:
@@ -415,18 +392,11 @@ class Shares(Settlement):
             log.warning("%s/%s is damaged: %s", self._folder, _WHY, error)
         return "error", "rejected", {}
 
-    def clear(self) -> None:
-        """Remove the folder, after a rename: who looks for it at this moment finds all of it or nothing."""
-        self._clear(self._folder)
-
-    def clear_hidden(self) -> None:
-        """Remove the hidden folder, after a rename: it cannot be committed any more, unless it was before."""
-        self._clear(self._hidden)
-
-    def _clear(self, folder: str) -> None:
+    def clear(self, *, hidden: bool = False) -> None:
+        """Remove the folder, or the hidden one, after a rename: others find all of it or nothing, and cannot commit."""
         gone = f"{self._queue.layout.barriers}/{GONE_PREFIX}{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
-            self.context.storage.rename_folder(folder, gone)
+            self.context.storage.rename_folder(self._hidden if hidden else self._folder, gone)
             self.context.storage.remove_tree(gone)
 
     def sweep(self) -> int:
@@ -459,12 +429,8 @@ class Shares(Settlement):
 def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
     """Give back shares whose leases ran out, and finish what crashes left; return how many shares and barriers.
 
-    Before this, `give_up` is to give up the shares of subscriptions that are found dead. A sweep takes no lock: each
-    step is one rename, which another process may have made first.
-
-    Args:
-        context: the queue.
-        claims: what is in processing/.
+    The `claims` are what is in processing/. Before this, `give_up` is to give up the shares of subscriptions that are
+    found dead. A sweep takes no lock: each step is one rename, which another process may have made first.
     """
     swept = 0
     for name in reading.names_in(context.layout.barriers):
@@ -473,7 +439,7 @@ def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
             if name.startswith(GONE_PREFIX):
                 context.storage.remove_tree(path)  # the process that was removing it is dead
             else:
-                Shares(context, name[1:]).clear_hidden()  # the process that was making it is dead, or stands still
+                Shares(context, name[1:]).clear(hidden=True)  # the process that was making it is dead, or stands still
     for shares, claim, is_shown in begun(context, claims):
         if claim is None:
             if context.age_ms(shares.context.layout.processing) > ages.DEAD_SHARER:
@@ -540,6 +506,5 @@ def _is_free(share: Claim) -> bool:
 
 
 def _time_key(file: MessageFile) -> TimeKey:
-    """Return what sorts messages by time, whatever their priority."""
     _, time, name = names.order(file.name, file.arrival)
     return time, name

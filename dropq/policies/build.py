@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 def view_of(
     context: QueueContext, state: str = "target", *, depth: int | None = None, settled: bool = True
 ) -> TargetView:
-    """Return a view of a state's messages, in the queue's order of delivery.
+    """Return a view of a state's messages, at most `depth` of them, in the queue's order of delivery.
 
-    Args:
-        context: the queue.
-        state: the state.
-        depth: the most messages that the view holds; None for all.
-        settled: whether to leave out the files of target/ that may still be written to, as all do that take messages.
+    If `settled`, leave out the files of target/ that may still be written to, as all do that take messages.
     """
     folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
     ignored = ignoring(config.ignore)

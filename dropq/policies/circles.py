@@ -62,11 +62,7 @@ class Planned(NamedTuple):
 
 
 class Circles:
-    """Finds circles; what files say is read again only when they have changed.
-
-    Args:
-        planned: what is looked at as if it were there already.
-    """
+    """Finds circles, as if what is `planned` were there; what files say is read again only when they have changed."""
 
     def __init__(self, planned: Planned | None = None) -> None:
         self._planned = planned
@@ -88,9 +84,7 @@ class Circles:
     def through(self, start: Waypoint, to: str | None = None) -> list[str]:
         """Return the addresses on a circle through a waypoint, which is the first and the last; none if there is none.
 
-        Args:
-            start: the waypoint.
-            to: only by a selector there that sends to this address; None by any way.
+        With `to`, only a circle by a selector there that sends to this address counts.
         """
         firsts = self._next(start) if to is None else self._sent(start.root, to)
         return self._way([[start, each] for each in firsts], start)

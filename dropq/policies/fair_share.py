@@ -49,14 +49,9 @@ class Ticket(NamedTuple):
 
 
 class FairShare:
-    """The turns of one subscription.
+    """The turns of one subscription, which may hold as many messages as are `allowed`; None for any number.
 
-    Args:
-        context: the queue.
-        subscription: its id.
-        allowed: how many messages it may hold; None for any number.
-        filter: which messages it takes; None for all.
-        lasting: whether it lasts from one attempt to the next; if not, others do not wait for it.
+    Others do not wait for one that is not `lasting` from one attempt to the next.
     """
 
     def __init__(
@@ -76,11 +71,7 @@ class FairShare:
         self._since = 0.0
 
     def refresh(self, claimed: Iterable[MessageFile]) -> None:
-        """Read the turns of all subscriptions; call it first, under the policy lock.
-
-        Args:
-            claimed: what is in processing/.
-        """
+        """Read the turns of all subscriptions; call it first, under the policy lock, with what is in processing/."""
         tickets = _tickets(self._folder)
         self._own = tickets.pop(self._own.subscription, self._own._replace(waits=False))
         self._others = [other for other in tickets.values() if other.waits]

@@ -23,15 +23,12 @@ CONFIG_AGE = 1.0
 
 
 class FilterRest:
-    """Decides about what a queue's own filter does not match.
+    """Decides about what a queue's own filter does not match; Unavailable if it needs an extra that is not installed.
 
     Attributes:
         matches: tests a waiting message by the filter; None where the queue has none.
         is_put_aside: whether the rest goes to error/.
         is_idle: whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
-
-    Raises:
-        Unavailable: the filter needs an extra that is not installed.
     """
 
     def __init__(self, context: QueueContext) -> None:

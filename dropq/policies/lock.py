@@ -31,15 +31,10 @@ KEPT_OPEN = 1.0
 
 
 class Lock:
-    """A lock on a file.
+    """A lock on a file, which is made if it is missing; `patience` is how many seconds to wait for another process.
 
-    Args:
-        path: the file; it is made if it is missing.
-        storage: makes it.
-        patience: seconds to wait for another process.
-        keeps_open: whether the file stays open from one block to the next, for `KEPT_OPEN` seconds. Then nobody but the
-            process that made this object, and one thread of it at a time, may use it: a forked child would have the
-            same lock.
+    If it `keeps_open`, the file stays open from one block to the next, for `KEPT_OPEN` seconds. Then nobody but the
+    process that made this object, and one thread of it at a time, may use it: a forked child would have the same lock.
     """
 
     def __init__(self, path: str, storage: Storage, patience: float, *, keeps_open: bool = False) -> None:
@@ -55,13 +50,9 @@ class Lock:
 
     @contextmanager
     def acquire(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
-        """Take the lock for a block; yield False if another process kept it for too long.
+        """Take the lock for a block, after a call of `before_waiting` if another process has it.
 
-        Args:
-            before_waiting: called when another process has the lock.
-
-        Raises:
-            StorageError: the lock file cannot be made or opened.
+        Yield False if that kept it for too long. StorageError if the lock file cannot be made or opened.
         """
         (file, self._opened), locked = (self._opened, None), False  # a signal handler opens another
         try:

@@ -32,12 +32,7 @@ def belonging(context: QueueContext) -> Callable[[MessageFile], bool] | None:
 
 
 def matcher(context: QueueContext, filter: str, state: str = "target") -> Callable[[MessageFile], bool]:
-    """Return a function that tests messages of a state by a filter.
-
-    Raises:
-        InvalidFilter: the filter cannot be parsed; the error points at the column.
-        Unavailable: it needs an extra that is not installed.
-    """
+    """Return a function that tests messages of a state by a filter; errors as of `compile_filter` and `Lookups`."""
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
     compiled = compile_filter(filter)
@@ -50,19 +45,10 @@ def matcher(context: QueueContext, filter: str, state: str = "target") -> Callab
 def deciding(
     filter: str, context: QueueContext, state: str, into: QueueContext
 ) -> Callable[[MessageFile], bool | None]:
-    """Return a function that tests messages before they enter a queue; None says that it cannot tell now.
+    """Return a function that tests messages that lie in one queue, before they enter the same or another.
 
-    Of the queue that they lie in, it cannot tell what is longer than filters read, or nested too deeply, either.
-
-    Args:
-        filter: the filter.
-        context: the queue that the messages lie in.
-        state: their state there.
-        into: the queue that they enter; it may be the same.
-
-    Raises:
-        InvalidFilter: the filter cannot be parsed.
-        Unavailable: it needs an extra that is not installed.
+    None says that it cannot tell now; of messages that stay in their queue, it cannot tell what is longer than filters
+    read, or nested too deeply, either. Errors as of `matcher`.
     """
     from dropq.filters import compile_filter
 

@@ -21,12 +21,7 @@ HIGHEST = 2**64 - 1
 
 
 class RankedView(TargetView):
-    """The waiting messages of one folder, ordered by a rank; it ranks all of them before it offers the first.
-
-    Args:
-        view, options: as for `TargetView`.
-        rank: returns the rank of a waiting message; higher ranks come first.
-    """
+    """The waiting messages of one folder, the highest rank first; it ranks all of them before it offers the first."""
 
     def __init__(self, *view: Any, rank: Callable[[MessageFile], int], **options: Any) -> None:
         super().__init__(*view, **options)

@@ -40,11 +40,7 @@ LOCKED, ANOTHERS_TURN = (Decision(False, why) for why in ("lock", "turn"))
 
 
 class ReceivePolicies:
-    """The receive policies of a queue, as one subscription meets them.
-
-    Args:
-        turns: its turns; None where nobody takes any.
-    """
+    """The receive policies of a queue, as one subscription meets them; it has no `turns` where nobody takes any."""
 
     def __init__(self, context: QueueContext, subscription: str, turns: FairShare | None) -> None:
         config = context.config
@@ -70,11 +66,7 @@ class ReceivePolicies:
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
-        """Hold the policy lock for the block; yield False if another consumer kept it for too long.
-
-        Raises:
-            StorageError: the lock file or a folder of the queue cannot be used.
-        """
+        """Hold the policy lock for the block; yield False if another consumer kept it for too long."""
         self._passed = False
         with self._lock.acquire(self.waits) as alone:
             waited, self.decision = self.decision, MAY_TAKE if alone else LOCKED

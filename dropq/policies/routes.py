@@ -61,14 +61,7 @@ class _Unusable(Exception):
 
 
 class Routes:
-    """The routes of a queue, as they were at the last refresh.
-
-    Args:
-        context: the queue.
-
-    Attributes:
-        in_use: the routes that take messages, in the order of their names.
-    """
+    """The routes of a queue, as they were at the last refresh; `in_use` are those that take messages, in order."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -79,11 +72,7 @@ class Routes:
         self._chosen = Lookups(context).asking(self._matching)
 
     def refresh(self, *, are_there: bool | None = None) -> None:
-        """Read again which routes are in use; log each that cannot be used, once for each reason.
-
-        Args:
-            are_there: whether the queue has routes, where the caller knows it.
-        """
+        """Read again which routes are in use, if `are_there`; log each that cannot be used, once for each reason."""
         context = self._context
         if are_there is None:
             are_there = reading.is_there(context.layout.routes_file, context.clock)
@@ -98,12 +87,7 @@ class Routes:
             self._warn(name, why)
 
     def taking(self, file: MessageFile, own_name: str) -> Iterator[Route]:
-        """Yield the routes that take a waiting message, in the order in which they are to be tried.
-
-        Args:
-            file: the message, as it waited.
-            own_name: the file name under which it would be moved.
-        """
+        """Yield the routes that take a waiting message, which would move as `own_name`, in the order to try them."""
         for route in self._chosen(file) if self.in_use else ():
             if route.leaves_root and self._context.sidecars.parse(own_name).meta:
                 why = f"route {route.name} does not take it, as it leads out of the root, and the message has a sidecar"
@@ -147,11 +131,7 @@ def routed(layout: QueueLayout, ignore: tuple[str, ...]) -> dict[str, int]:
 
 
 def check_file(path: str) -> list[str]:
-    """Return every problem of a routing.properties, and of the routes in use beside it; each names the file.
-
-    Args:
-        path: the file, beside the queue's target/.
-    """
+    """Return every problem of a routing.properties, and of the routes in use beside it; each names the file."""
     layout, properties = QueueLayout.flat(os.path.dirname(os.path.abspath(path))), _Properties()
     used, found = in_use(layout.routing), list[str]()
     try:
@@ -163,17 +143,12 @@ def check_file(path: str) -> list[str]:
         if name in ("", key) or "/" in name:
             found.append(f"{path}: {key} is not the selector of a route: write ROUTE{_SELECTOR}=...")
         elif name not in used:
-            found += _problems(path, key, lambda name=name: properties.selector(name))  # type: ignore[misc]
+            try:
+                properties.selector(name)
+            except _Unusable as error:
+                found.append(f"{path}: {key}: {error}")
     _, unusable = _examine(layout, layout.base, properties, partial(circle_at, layout))
     return [*found, *(f"{path}: route {name}: {why}" for name, why in unusable.items())]
-
-
-def _problems(path: str, key: str, compile: Callable[[], object]) -> list[str]:
-    try:
-        compile()
-    except _Unusable as error:
-        return [f"{path}: {key}: {error}"]
-    return []
 
 
 # -- routing.properties --------------------------------------------------------------------------------------------
@@ -193,11 +168,7 @@ class _Properties:
         return sorted(self._values)
 
     def read(self, path: str) -> None:
-        """Read the file again.
-
-        Raises:
-            _Unusable: it cannot be read.
-        """
+        """Read the file again, or raise _Unusable."""
         from dropq.format.java_properties import read_properties  # here, as few queues have routes
 
         try:
@@ -208,11 +179,7 @@ class _Properties:
             self._content, self._values, self._compiled = content, read_properties(content), {}
 
     def selector(self, name: str) -> Filter:
-        """Return the selector of a route.
-
-        Raises:
-            _Unusable: it has none, or one that cannot be used.
-        """
+        """Return the selector of a route; _Unusable if it has none, or one that cannot be used."""
         if name not in self._compiled:
             self._compiled[name] = _compiled(name, self._values.get(f"{name}{_SELECTOR}"))
         return self._compiled[name]
@@ -255,11 +222,7 @@ def _examine(
 
 
 def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
-    """Return whether a route's folder lies out of the root.
-
-    Raises:
-        _Unusable: it is missing, or leads to the queue itself, or to another file system and to no queue there.
-    """
+    """Return whether a route's folder lies out of the root; _Unusable if it leads to no place for messages."""
     folder = f"{layout.routing}/{name}"
     try:
         there, home = os.stat(folder), os.stat(layout.base)

@@ -43,16 +43,11 @@ Version = tuple[int, int, int]
 
 
 class InUse:
-    """A selector in use.
+    """A selector in use; `version` is what its file was when it was read.
 
     How many credits are spent is counted by a listing, which takes long where there are many. So this keeps an upper
     bound: the last count, and what it has spent since. The bound holds as long as nobody else spends: the file `.last`
     beside the credits says who did, and is read and written under the policy lock.
-
-    Args:
-        context: the queue.
-        selector: what its file says.
-        version: what the file was when it was read.
     """
 
     def __init__(self, context: QueueContext, selector: Selector, version: Version) -> None:
@@ -94,11 +89,7 @@ class InUse:
         return limit is None or self._spent + self.foreseen < limit
 
     def may_spend(self) -> bool:
-        """Return whether it has a credit left; call this under the policy lock.
-
-        Raises:
-            OSError: that is not known now.
-        """
+        """Return whether it has a credit left; call this under the policy lock. OSError if that is not known now."""
         path = f"{self.folder}/{LAST}"
         if reading.read_small(path) != self._mark:
             self._context.storage.make_folder(self.folder)
@@ -147,11 +138,7 @@ class Choice(NamedTuple):
 
 
 class Selectors:
-    """The selectors of a queue, as they were at the last refresh.
-
-    Args:
-        context: the queue.
-        read_only: give no token to a selector that has none.
+    """The selectors of a queue, as they were at the last refresh; if `read_only`, it gives no token to any.
 
     Attributes:
         in_use: those that can be used, in the order of their names.
@@ -220,11 +207,7 @@ class Selectors:
         return InUse(self._context, selector, version)
 
     def _give_token(self, name: str, content: bytes, version: Version) -> None:
-        """Write a token of its own to the file of a selector, where people's other lines stay.
-
-        Raises:
-            OSError: this user may not write there.
-        """
+        """Write a token of its own to the file of a selector, where people's other lines stay."""
         context, path = self._context, path_of(self._context, name)
         token = reserve_token(context.root.layout, context.name, name, context.storage)
         with PolicyLock(context).acquire(lambda: None) as locked:
@@ -317,11 +300,7 @@ def read(context: QueueContext) -> tuple[list[Selector], dict[str, list[str]]]:
 
 
 def overflow_of(context: QueueContext) -> Selector | None:
-    """Return a queue's overflow selector; None without one that can be used.
-
-    Raises:
-        OSError: the selectors cannot be read.
-    """
+    """Return a queue's overflow selector; None without one that can be used. OSError if that is not known."""
     for name in names_in(context):
         path = path_of(context, name)
         with suppress(ConfigError):

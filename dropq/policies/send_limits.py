@@ -367,12 +367,7 @@ class WriteLock:
 
 
 class _Terms:
-    """What a write-lock says.
-
-    Attributes:
-        delay: how many seconds a sender waits at most.
-        tally: counts target/, up to the number of messages at which senders wait.
-    """
+    """What a write-lock says: the most seconds that a sender waits, and a tally up to where senders begin to wait."""
 
     def __init__(self, path: str, content: bytes, context: QueueContext) -> None:
         from dropq.format.java_properties import read_properties  # here, as few queues have a write-lock

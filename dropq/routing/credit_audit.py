@@ -65,10 +65,8 @@ class CreditAudit:
     def run(self) -> int:
         """Audit, unless the last audit was less than `AUDIT_INTERVAL` ago; return how many credits were removed.
 
-        A credit of the next queue may keep a credit of this queue live, so that queue is audited first.
-
-        Raises:
-            OSError: a folder cannot be listed; nothing was removed.
+        A credit of the next queue may keep a credit of this queue live, so that queue is audited first. OSError if a
+        folder cannot be listed; then nothing was removed.
         """
         began = time.monotonic()
         if began < self._due_at or not reading.exists(self._context.layout.credits):
@@ -111,10 +109,8 @@ class CreditAudit:
 def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
     """Return the credits that a queue has spent, and that belong to no message; call it under the policy lock.
 
-    `read` has the credits that were read before, and gets those that are read now.
-
-    Raises:
-        OSError: a folder cannot be listed: nothing is known.
+    `read` has the credits that were read before, and gets those that are read now. OSError if a folder cannot be
+    listed: then nothing is known.
     """
     idle = list[Via]()
     on_the_way = set(vias_in_transit(context.layout))

@@ -44,7 +44,7 @@ class Mover:
 
     Attributes:
         moved: how many messages each selector moved, copied or bounced until now.
-        held_by: why the last message given to `take` stays; "" if it left.
+        blocked_by: why the last message given to `take` stays; "" if it left.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -77,11 +77,7 @@ class Mover:
         self._lock.close()
 
     def take(self, file: MessageFile) -> bool:
-        """Do what the selectors say with a waiting message; return whether it has left target/.
-
-        Raises:
-            StorageError: it stays in target/; or it was moved and not synced, as the error says.
-        """
+        """Do what the selectors say with a waiting message; return whether it has left target/."""
         self.blocked_by = ""
         if not self.selectors.for_waiting:
             return False

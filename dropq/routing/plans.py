@@ -89,12 +89,7 @@ LEAVE = Plan(False, "leave")
 
 
 class Planner:
-    """Decides what the selectors of one queue do with its waiting messages; if `read_only`, it notes nothing.
-
-    Attributes:
-        selectors: the selectors, as they were at the last refresh.
-        unroutable: decides which messages are unroutable, of those that no selector takes.
-    """
+    """Decides what the selectors of one queue do with its waiting messages; if `read_only`, it notes nothing."""
 
     def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
         self._context = context

@@ -47,7 +47,6 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     """Make a selector, which takes messages from the next pass of a router on; return it.
 
     Raises:
-        InvalidName: no selector can have the name.
         ConfigError: an option cannot be used; or messages would go round.
         NoSuchQueue: the queue that it sends to is not there.
         QueueExists: the queue has a selector of this name, or another of its role.
@@ -129,8 +128,7 @@ def _remove_reservation(context: QueueContext, path: str) -> None:
 def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
     """Return the selectors that a new queue is made with, from `tables` with their names and the keys of their files.
 
-    Raises:
-        InvalidName, ConfigError, NoSuchQueue: as of `add`, but for circles.
+    Errors are as of `add`, but for circles.
     """
     where = f"options of queue {queue}: selector"
     if not isinstance(tables, list | tuple):
@@ -163,9 +161,8 @@ def _exclude_each_other(one: Selector, other: Selector) -> bool:
 def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> bool:
     """Remove a selector, and bring back what it moved and nobody settled; return False if others must finish that.
 
-    Raises:
-        NoSuchQueue: the queue has no such selector.
-        Unavailable: another process keeps the policy lock; nothing was changed.
+    NoSuchQueue if the queue has no such selector; Unavailable, and nothing was changed, while another process keeps the
+    policy lock.
     """
     files.check_name(name)
     path = selectors.path_of(context, name)
@@ -271,13 +268,8 @@ def _folders_of(context: QueueContext, name: str) -> list[str]:
 def return_from(context: QueueContext, folder: str, file: str) -> bool:
     """Return a message that a selector moved into a queue to where it came from, and remove its credit.
 
+    Return whether it is back; False if it came under no credit, or the selector or queue that spent the credit is gone.
     A crash in between leaves a credit without a message, which a credit audit removes.
-
-    Returns:
-        Whether it is back; False if it came under no credit, or the selector or queue that spent the credit is gone.
-
-    Raises:
-        DropqError: it cannot be moved; it stays where it was.
     """
     via = via_of(file)
     said = None if via is None else credits.find(context.root.layout, via)

@@ -54,8 +54,7 @@ class Folders(NamedTuple):
 class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
-    Args:
-        sweep: the sweep that it does on the way, as messages that it delivers may go to a route; None for no sweep.
+    It does the `sweep` on the way, if there is one, as messages that this delivers may go to a route.
 
     Attributes:
         moved: how many messages went to which route until now.
@@ -66,13 +65,8 @@ class Router:
     def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
         self._context = context
         self._sweep = sweep
-        self._offers = Offers(
-            context,
-            None,
-            filter=None,
-            owners=router_claims(),
-            deadline=partial(lease_end, context.clock, LEASE),
-        )
+        deadline = partial(lease_end, context.clock, LEASE)
+        self._offers = Offers(context, None, filter=None, owners=router_claims(), deadline=deadline)
         self._mover = Mover(context)
         self._audit = CreditAudit(context)
         self._carriers = Carriers(context)
@@ -100,12 +94,8 @@ class Router:
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
         """Make one pass over the queue: sweep, if that is due, then do what routes and selectors say with each message.
 
-        Then carry messages to other file systems. `stopped` says whether to end the pass after the message at hand.
-
-        Raises:
-            NoSuchQueue: the queue is gone.
-            StorageError: target/ cannot be listed; or a message was not moved, or moved and not synced, after all
-                others were moved.
+        Then carry messages to other file systems. `stopped` says whether to end the pass after the message at hand. If
+        a message cannot be moved, the error is raised after all others were moved.
         """
         self.sweep()
         try:

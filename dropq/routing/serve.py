@@ -53,11 +53,7 @@ class Serving:
         self._watch = Watch()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Make passes until `stopped` returns True; call `wake` then.
-
-        Raises:
-            DropqError: a pass failed; what was moved stays moved.
-        """
+        """Make passes until `stopped` returns True, or one fails; call `wake` then. What was moved stays moved."""
         changed = None
         while not stopped():
             served = self._served.serve(stopped, changed)
@@ -125,10 +121,7 @@ class Routers:
     """The routers of a root: one for each topic, and for each queue and subscription that has routes or selectors.
 
     They serve a queue with events or waiting messages as its own router would. They check a queue that does not change
-    with time now and then: the more queues there are, the less often.
-
-    Args:
-        sweep: returns the sweep that the router of a queue does on the way.
+    with time now and then: the more queues there are, the less often. `sweep` returns the sweep of a queue's router.
 
     Attributes:
         passed_over: why queues are not served now, by address; the log says so once.
@@ -159,12 +152,8 @@ class Routers:
     def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
         """Make a pass over each queue in whose folders something happened, or that is due.
 
-        Args:
-            stopped: whether to end the pass after the message at hand.
-            changed: the addresses of the queues in whose folders something happened; None if that is not known.
-
-        Returns:
-            The folders to watch now, of each queue that got a pass, or is served no more.
+        Return the folders to watch now, of each queue that got a pass, or is served no more. `stopped` says whether to
+        end the pass after the message at hand; `changed` is None if it is not known in which queues something happened.
         """
         began, self.has_moved = time.thread_time(), False
         self._list_if_due()

@@ -43,11 +43,10 @@ is_list = _either(types.is_list, types.is_large_list, types.is_fixed_size_list)
 
 
 def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
-    """Return the wanted columns that a body has.
+    """Return the wanted columns that a body has; BadBody if it has one twice, or columns, but no wanted one.
 
-    Raises:
-        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or instead of a wanted column
-            it has one whose name differs in case or blanks alone, or lacks it, and it is a column of messages.
+    It is a BadBody, too, if instead of a wanted column it has one whose name differs in case or blanks alone, or lacks
+    one that is a column of messages.
     """
     columns = [name for name in schema.names if name in names]
     for name in columns:
@@ -105,18 +104,21 @@ def with_int96(body: pq.ParquetFile) -> pa.Schema:
     if "INT96" not in physical:
         return body.schema_arrow
     leaves = iter(physical)
+    return with_leaves(body.schema_arrow, lambda kind: _INT96 if next(leaves, "") == "INT96" else kind)
 
-    def marked(kind: pa.DataType) -> pa.DataType:
-        inner = [field.with_type(marked(field.type)) for field in map(kind.field, range(kind.num_fields))]
+
+def with_leaves(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    """Return a schema in which a function changes the types of the values, also within structs, maps and lists."""
+
+    def changed(kind: pa.DataType) -> pa.DataType:
+        inner = [field.with_type(changed(field.type)) for field in map(kind.field, range(kind.num_fields))]
         if types.is_struct(kind):
             return pa.struct(inner)
         if types.is_map(kind):
             return pa.map_(*inner[0].type)
-        if inner:
-            return pa.list_(*inner)
-        return _INT96 if next(leaves, "") == "INT96" else kind
+        return pa.list_(*inner) if inner else change(kind)
 
-    return pa.schema([field.with_type(marked(field.type)) for field in body.schema_arrow])
+    return pa.schema([field.with_type(changed(field.type)) for field in schema], metadata=schema.metadata)
 
 
 def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
@@ -185,7 +187,8 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
         raise BadBody(f"{where} is null, and must not be")
     parts: list[tuple[pa.Array, pa.Field, str]] = []
     if types.is_struct(field.type):
-        parts = [(part, child, f".{child.name}") for part, child in zip(_members(array), field.type, strict=True)]
+        members = array.drop_null().flatten()
+        parts = [(part, child, f".{child.name}") for part, child in zip(members, field.type, strict=True)]
     elif types.is_list(field.type):
         parts = [(array.flatten(), field.type.value_field, "[]")]
     elif types.is_map(field.type):
@@ -207,12 +210,6 @@ def extent(lists: pa.Array) -> tuple[pa.Array, Callable[[pa.Array], pa.Array]]:
     """
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     return compute.subtract(lists.offsets, first).cast(pa.int32()), lambda child: child.slice(first, last - first)
-
-
-def _members(structs: pa.StructArray) -> list[pa.Array]:
-    """Return the field arrays of the structs that are not null."""
-    members: list[pa.Array] = structs.drop_null().flatten()
-    return members
 
 
 def _repeats(keys: pa.Array, maps: pa.Array) -> bool:

@@ -1,8 +1,7 @@
 """What becomes of a body that does not fit the schema: the option badBodies.
 
 Invariant: no row of a bad body goes on, unless the read fails. A message that has left the read fails it, or is a row
-of nulls, too. So where a read may go past a bad body, the rows of each body
-wait until all of it was parsed.
+of nulls, too. So where a read may go past a bad body, the rows of each body wait until all of it was parsed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dropq.records.formats import LENGTH, MARK, beginning, check_record
 
 #: The part of an error that says what else to do with a row that cannot be a record.
 _WAY_OUT = "bodyFormat=frames holds line breaks, and without recordsPerMessage a value may be anything"
+_NOTHING = pa.scalar(b"", pa.large_binary())
 
 
 class RowError(ValueError):
@@ -58,23 +59,14 @@ def write_values(file: IO[bytes], values: pa.Array) -> None:
 
 
 def _lines(values: pa.Array) -> pa.Array:
-    return _joined(values, _binary(b""), _binary(b"\n"))
+    return compute.binary_join_element_wise(values, _NOTHING, pa.scalar(b"\n", pa.large_binary()))
 
 
 def _frames(values: pa.Array) -> pa.Array:
     lengths = compute.binary_length(values).to_pylist()
     packed = pa.py_buffer(struct.pack(f">{len(lengths)}I", *lengths))
     heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(LENGTH.size), len(lengths), [None, packed])
-    return _joined(heads.cast(pa.large_binary()), values, _binary(b""))
-
-
-def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Join columns value by value; the last argument is the separator."""
-    return compute.binary_join_element_wise(*parts)
-
-
-def _binary(value: bytes) -> pa.Scalar:
-    return pa.scalar(value, pa.large_binary())
+    return compute.binary_join_element_wise(heads.cast(pa.large_binary()), values, _NOTHING)
 
 
 def bodies(column: pa.Array) -> Iterator[memoryview]:

@@ -138,21 +138,13 @@ class Columns:
         lengths: Sequence[int | None] | None,
         values: Sequence[bytes | None] | None,
     ) -> pa.RecordBatch:
-        """Return the rows of some files of a folder.
+        """Return the rows of some files of a folder; `arrivals` says when they came, in ms, if a name has no time.
 
-        Args:
-            arrivals: when files came, in ms, by name, for names without a time.
-            lengths: the lengths of the bodies, None for a file that has moved; None if no column needs them.
-            values: the bodies, None for a file that has moved; None if no column needs them.
+        The lengths and values are None if no column needs them, and each for a file that has moved.
         """
-        columns = (
-            _plain_columns(folder, files) if names.all_plain(files) else self._parsed(state, folder, files, arrivals)
-        )
-        columns |= {
-            "state": lambda: _Repeated(state),
-            "length": lambda: lengths,
-            "value": lambda: values,
-        }
+        is_plain = names.all_plain(files)
+        columns = _plain_columns(folder, files) if is_plain else self._parsed(state, folder, files, arrivals)
+        columns |= {"state": lambda: _Repeated(state), "length": lambda: lengths, "value": lambda: values}
         arrays = [self._array(columns[field.name](), field, len(files)) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -231,15 +223,9 @@ def _plain_columns(folder: str, files: Sequence[str]) -> dict[str, Callable[[], 
 
 
 class MessageColumn:
-    """Adds the column `_message` to the rows of bodies, where it is wanted.
+    """Adds the column `_message` to the rows of bodies, where it is wanted; `others` are the other wanted columns.
 
-    Args:
-        schema: the wanted columns, in Arrow's types.
-        context: the queue, which has the sidecars of names, and the reasons of what failed.
-        arrivals: when files came, in ms, by name, for names without a time.
-
-    Attributes:
-        others: the other wanted columns.
+    The `arrivals` are as of `Columns.batch`.
     """
 
     def __init__(self, schema: pa.Schema, context: QueueContext, arrivals: Mapping[str, int]) -> None:
@@ -254,8 +240,7 @@ class MessageColumn:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a body, which have the columns `others`, with the column if it is wanted.
 
-        Args:
-            length: of the body, in bytes; None for a message that has left the read.
+        The length of the body is in bytes; None for a message that has left the read.
         """
         if self._at < 0:
             yield from batches

@@ -16,6 +16,7 @@ import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dropq.spark import json_columns
+from dropq.spark.arrow_cast import with_leaves
 from dropq.spark.bundles import write_values
 from dropq.spark.json_columns import TEXT
 
@@ -30,20 +31,11 @@ TEXTS = 64 << 20
 
 def in_utc(schema: pa.Schema) -> pa.Schema:
     """Return a schema with UTC in place of the session's time zone; the instants stay the same."""
-    return pa.schema([field.with_type(_in_utc(field.type)) for field in schema], metadata=schema.metadata)
 
+    def changed(kind: pa.DataType) -> pa.DataType:
+        return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
 
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_in_utc(key.type)), item.with_type(_in_utc(item.type)))
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
-    return kind
+    return with_leaves(schema, changed)
 
 
 def write_csv(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

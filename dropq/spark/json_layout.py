@@ -46,9 +46,7 @@ _ANY = f"{_TEXT}|{_DECIMAL}(?:{_EXPONENT})?|true|false"
 class Layout:
     """How the lines of a body are laid out, as far as it is known from the lines before.
 
-    Args:
-        schema: the wanted columns.
-        read_line: reads a line into a row, and an empty one into None; ValueError for one that cannot be read.
+    `read_line` reads a line into a row, and an empty one into None; ValueError for one that cannot be read.
     """
 
     def __init__(self, schema: pa.Schema, read_line: Callable[[str], Any]) -> None:
@@ -156,16 +154,13 @@ def _bytes(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class _Kind(NamedTuple):
-    """How the values of a type are written, and read.
+    """How the values of a type are written, and read."""
 
-    Attributes:
-        expression: matches a value.
-        plain: returns the type as which pyarrow.json is to read it.
-        convert: makes a column of the type of what pyarrow.json has read.
-    """
-
+    #: Matches a value.
     expression: str
+    #: Returns the type as which pyarrow.json is to read it.
     plain: Callable[[pa.DataType], pa.DataType] = lambda kind: kind
+    #: Makes a column of the type of what pyarrow.json has read.
     convert: Callable[[pa.Array, pa.DataType], pa.Array] = lambda column, _: column
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as of_class
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import types as t
 
@@ -26,6 +26,8 @@ from dropq.format.names import check_property, check_property_name
 from dropq.format.typed import Typed, read_property
 from dropq.hints import nearest
 from dropq.spark.columns import COLUMNS, MESSAGE
+
+T = TypeVar("T")
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 STREAM_WRITE_OPTIONS = (
@@ -110,18 +112,14 @@ _KEYS = (*_TEXT, *_INTEGERS, t.BooleanType, t.DateType)
 
 
 class CsvOptions(NamedTuple):
-    """How csv is written.
-
-    Attributes:
-        sep: the byte between fields.
-        quote: the byte around a text; NUL for none.
-        escape: what stands before a quote inside quotes: `"` for another quote, or a backslash.
-        null: what is a null without quotes, as nothing is.
-    """
+    """How csv is written."""
 
     sep: str = ","
+    #: The byte around a text; NUL for none.
     quote: str = '"'
+    #: What stands before a quote inside quotes.
     escape: str = ESCAPES[0]
+    #: What is a null without quotes, as nothing is.
     null: str = ""
 
 
@@ -178,8 +176,8 @@ class WriteOptions(Options):
             if not is_row or "bodyformat" in values
             else "",
             max_records=_count(values, "recordsPerMessage" if is_row else "maxRecordsPerMessage"),
-            job_id=_job_id(values),
-            key_columns=_key_columns(values),
+            job_id=_given(values, "jobId", _job_id),
+            key_columns=_given(values, "keyColumns", _key_columns) or (),
             headers=_headers(values),
         )
 
@@ -192,6 +190,11 @@ class WriteOptions(Options):
     def is_per_claim(self) -> bool:
         """Whether the tasks have to fill in the job id, as it has `{claim}`."""
         return self.job_id is not None and CLAIM in self.job_id
+
+    @property
+    def is_for_tasks(self) -> bool:
+        """Whether the tasks have to fill in the job id."""
+        return self.is_per_batch or self.is_per_claim
 
     def job_of(self, query: str) -> str:
         """Return the job id of the batches of a query, without the number of the batch."""
@@ -255,11 +258,9 @@ class ReadOptions(Options):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
-        """Parse the options of a read, or of a stream that is read.
+        """Parse the options of a read, or of a stream that is read; ConfigError says what one may be.
 
-        Raises:
-            ConfigError: an option is unknown, missing or wrong; the error names it and says what is allowed.
-            InvalidFilter: the filter cannot be read, or is empty although the stream takes messages.
+        InvalidFilter: the filter cannot be read, or is empty although the stream takes messages.
         """
         values = by_name(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
         if "filter" in values:
@@ -369,10 +370,13 @@ def _check_uses(values: Mapping[str, str], message_per: str) -> None:
         raise ConfigError("option keyColumns is missing: name the columns that make the key of a message, with commas")
 
 
-def _key_columns(values: Mapping[str, str]) -> tuple[str, ...]:
-    text = values.get("keycolumns")
-    if text is None:
-        return ()
+def _given(values: Mapping[str, str], option: str, read: Callable[[str], T]) -> T | None:
+    """Return what a function reads in an option; None if the option is not given."""
+    text = values.get(option.lower())
+    return None if text is None else read(text)
+
+
+def _key_columns(text: str) -> tuple[str, ...]:
     columns = tuple(column.strip() for column in text.split(","))
     if not all(columns) or len({*columns}) < len(columns):
         raise ConfigError(f"option keyColumns = {text!r}: names of columns are allowed, each once, with commas")
@@ -390,27 +394,21 @@ def _headers(values: Mapping[str, str]) -> dict[str, Any]:
                           f"{body_format}, in this format: leave the option out, or name no format")  # fmt: skip
     headers = {
         "type": values.get("type"),
-        "priority": _priority(values),
+        "priority": _given(values, "priority", _priority),
         "expires_in": _duration(values, "expiresIn"),
         "delay": _duration(values, "delay"),
-        "properties": _properties(values),
+        "properties": _given(values, "properties", _properties),
     }
     return {name: header for name, header in headers.items() if header is not None}
 
 
-def _priority(values: Mapping[str, str]) -> int | None:
-    text = values.get("priority")
-    if text is None:
-        return None
+def _priority(text: str) -> int:
     if not (re.fullmatch(r"[+-]?[0-9]{1,10}", text) and is_int32(int(text))):
         raise ConfigError(f"option priority = {text!r:.40}: an integer from -2147483648 to 2147483647 is allowed")
     return int(text)
 
 
-def _properties(values: Mapping[str, str]) -> dict[str, Typed] | None:
-    text = values.get("properties")
-    if text is None:
-        return None
+def _properties(text: str) -> dict[str, Typed]:
     properties: dict[str, Typed] = {}
     for pair in text.split(","):
         try:
@@ -425,8 +423,7 @@ def _properties(values: Mapping[str, str]) -> dict[str, Typed] | None:
 
 
 def _claimed(values: Mapping[str, str]) -> str | None:
-    claimed = values.get("claimed")
-    if claimed is None:
+    if (claimed := values.get("claimed")) is None:
         return None
     if not re.fullmatch(r"[^:]+:[0-9]+", claimed):
         raise ConfigError(f"option claimed = {claimed!r}: only dropq.spark.claim sets this option, for its own batch")
@@ -438,8 +435,7 @@ def _claimed(values: Mapping[str, str]) -> str | None:
 
 def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
     """Return what becomes of bad bodies; a read `takes` messages if it is a stream or a claiming batch."""
-    value = values.get("badbodies")
-    if value is None:
+    if (value := values.get("badbodies")) is None:
         return "fail"
     if "bodyformat" not in values:
         raise ConfigError("option badBodies needs bodyFormat, as it says what becomes of a body that does not fit it")
@@ -464,8 +460,7 @@ def _csv(values: Mapping[str, str]) -> CsvOptions:
 
 
 def _corrupt_column(values: Mapping[str, str]) -> str:
-    value = values.get("corruptrecordcolumn")
-    if value is None:
+    if (value := values.get("corruptrecordcolumn")) is None:
         return CORRUPT_COLUMN
     if values.get("badbodies") != "null":
         raise ConfigError("option corruptRecordColumn needs badBodies=null, as the column has the error of a bad body")
@@ -483,11 +478,10 @@ def _states(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _duration(values: Mapping[str, str], option: str) -> float | None:
-    text = values.get(option.lower())
     try:
-        return None if text is None else parse_duration(text)
+        return _given(values, option, parse_duration)
     except ValueError as error:
-        raise ConfigError(f"option {option} = {text!r}: {error}") from error
+        raise ConfigError(f"option {option} = {values[option.lower()]!r}: {error}") from error
 
 
 def _period(values: Mapping[str, str], option: str) -> float | None:
@@ -498,31 +492,20 @@ def _period(values: Mapping[str, str], option: str) -> float | None:
 
 
 def _time(values: Mapping[str, str], option: str) -> int | None:
-    text = values.get(option.lower())
-    if text is None:
-        return None
     try:
-        time = datetime.fromisoformat(text)
+        time = _given(values, option, datetime.fromisoformat)
     except ValueError as error:
-        said = (
-            f"option {option} = {text!r:.40}: a time such as 2026-11-28T19:00:00Z is allowed, in UTC if it has no zone"
-        )
-        raise ConfigError(said) from error
+        allowed = "a time such as 2026-11-28T19:00:00Z is allowed, in UTC if it has no zone"
+        raise ConfigError(f"option {option} = {values[option.lower()]!r:.40}: {allowed}") from error
+    if time is None:
+        return None
     aware = time if time.tzinfo else time.replace(tzinfo=UTC)
     return (aware - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 
-def _named(values: Mapping[str, str], option: str) -> str | None:
-    value = values.get(option.lower())
-    if value is not None and not value.strip():
-        raise ConfigError(f"option {option} is empty: name the job, or leave the option out")
-    return value
-
-
-def _job_id(values: Mapping[str, str]) -> str | None:
-    job_id = _named(values, "jobId")
-    if job_id is None:
-        return None
+def _job_id(job_id: str) -> str:
+    if not job_id.strip():
+        raise ConfigError("option jobId is empty: name the job, or leave the option out")
     rest = job_id.replace(QUERY, "").replace(BATCH, "").replace(CLAIM, "")
     if "{" in rest or "}" in rest:
         raise ConfigError(f"option jobId = {job_id!r}: only {QUERY}, {BATCH} and {CLAIM} may be in braces")
@@ -544,8 +527,7 @@ def _choice(values: Mapping[str, str], option: str, allowed: tuple[str, ...]) ->
 
 
 def _count(values: Mapping[str, str], option: str, digits: int = 9) -> int | None:
-    text = values.get(option.lower())
-    if text is None:
+    if (text := values.get(option.lower())) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
         raise ConfigError(f"option {option} = {text!r:.40}: a whole number from 1 to {'9' * digits} is allowed")

@@ -44,14 +44,9 @@ def mark_of(context: QueueContext) -> str:
 
 
 def open_planned(options: Options, mark: str) -> Queue:
-    """Open a queue in a task, if it is the one that the driver saw.
+    """Open a queue in a task, if it is the one that the driver saw, with its mark; "" if it has none.
 
-    Args:
-        mark: its mark, as the driver saw it; "" if it has none.
-
-    Raises:
-        NoSuchQueue: this host sees no such queue at the same path.
-        DropqError: this host sees another queue there.
+    NoSuchQueue if this host sees no such queue at the same path, DropqError if it sees another one there.
     """
     host = f"host {socket.gethostname()}"
     try:
@@ -78,16 +73,12 @@ Identity = str | tuple[str, int, int, int, int]
 
 
 class Planned(NamedTuple):
-    """The files of a state that are read, in order.
-
-    Attributes:
-        names: their names.
-        arrivals: when those arrived, in ms since 1970, whose names have no time.
-        identities: of the messages whose names alone do not tell.
-    """
+    """The files of a state that are read, in order."""
 
     names: Sequence[str]
+    #: When those arrived, in ms since 1970, whose names have no time.
     arrivals: Mapping[str, int] = {}
+    #: Of the messages whose names alone do not tell.
     identities: Mapping[str, Identity] = {}
 
     def and_then(self, new: Planned) -> Planned:
@@ -184,11 +175,6 @@ def _left(
 
     After a replay, several messages have one id and one body. A file that was listed again after all others had been,
     none of which was renamed since the listings began, was another message than they are, wherever it is now.
-
-    Args:
-        several: the locations where messages were seen.
-        shown: the listings, in order: of which state, and the names.
-        begun: when they began, in ms since 1970.
     """
     listings = [(state, {*filenames}) for state, filenames in shown] if several else []
     for identity, locations in several.items():
@@ -256,8 +242,7 @@ class Elsewhere:
     def paths(self, file: str, *, surely: bool) -> Iterator[str]:
         """Yield where a planned message may be now, for as long as the caller does not find it there.
 
-        Args:
-            surely: whether to list the states until it can be nowhere; else some time must pass between two listings.
+        If `surely`, list the states until it can be nowhere; else some time must pass between two listings.
         """
         named = _named_identity(self._context, file)
         for _ in range(LISTINGS):

@@ -53,22 +53,17 @@ Reads = Callable[[str, Identity | None], T]
 
 @dataclass
 class Part(InputPartition):
-    """The messages that a task reads: files of one state, with what `Planned` says of them.
-
-    Attributes:
-        arrivals: when those arrived whose names have no time.
-        identities: of those messages whose names alone do not tell.
-        mark: of the queue, as the driver saw it.
-        is_claimed: whether they are claimed for this read.
-        notes: the folder of the notes on the messages, where a bad body is to be rejected.
-    """
+    """The messages that a task reads: files of one state, with what `Planned` says of them."""
 
     state: str
     files: list[str]
     arrivals: dict[str, int] = field(default_factory=dict)
     identities: dict[str, Identity] = field(default_factory=dict)
+    #: Of the queue, as the driver saw it.
     mark: str = ""
+    #: Whether the messages are claimed for this read.
     is_claimed: bool = False
+    #: The folder of the notes on the messages, where a bad body is to be rejected.
     notes: str = ""
 
 
@@ -184,11 +179,7 @@ class _Files:
         self._moved: list[str] = []
 
     def bodies(self, files: Sequence[str]) -> list[bytes | None]:
-        """Return the bodies of the first files, as many as a batch holds, at least one; None for a file that has moved.
-
-        Raises:
-            StorageError: a body is too long for a value of Spark.
-        """
+        """Return the bodies of the first files, as many as a batch holds, at least one; None for a file that moved."""
         bodies: list[bytes | None] = []
         size = 0
         odd = self.part.identities
@@ -209,11 +200,9 @@ class _Files:
         return [self.read(file, _size) for file in files]
 
     def read(self, file: str, read_path: Reads[T], *, surely: bool = False) -> T | None:
-        """Read a file with a function; return None if its message is not claimed, and in no state of the read.
+        """Read a file with a function, which takes a path, and the identity that the file there must have.
 
-        Args:
-            read_path: takes a path, and the identity that the file there must have.
-            surely: whether to look for a message that has moved until it can be nowhere.
+        Return None if its message is not claimed, and in no state of the read; `surely` is as of `Elsewhere.paths`.
         """
         identity = self.part.identities.get(file)
         try:
@@ -242,10 +231,8 @@ class _Files:
         owner = claimed.claim.owner if claimed.claim is not None else ""
         for _ in range(LISTINGS):
             if owner in self._renewed:
-                try:
+                with suppress(FileNotFoundError):
                     return read_path(f"{self.folder}/{self._renewed[owner]}", None)
-                except FileNotFoundError:
-                    pass
             self._renewed = {claim.owner: claim.filename for claim in claims_in(self.context)}
         raise LeaseLost(
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
@@ -304,29 +291,17 @@ def _join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         small.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield from _join(small)
+            yield from pa.Table.from_batches(small).combine_chunks().to_batches()
             small, rows, size = [], 0, 0
-    yield from _join(small)
-
-
-def _join(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if len(batches) == 1:
-        yield batches[0]
-    elif batches:
-        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+    if small:
+        yield from pa.Table.from_batches(small).combine_chunks().to_batches()
 
 
 class QueueReader(Rows, DataSourceReader):
     """Reads the messages of some states of a queue, or those of a claiming batch."""
 
     def partitions(self) -> list[InputPartition]:
-        """List the messages, in the driver; return them as parts for tasks.
-
-        Raises:
-            NoSuchQueue, StorageError: the queue cannot be listed.
-            InvalidFilter: the filter names a column where JMS has another word.
-            LeaseLost: the claiming batch does not hold all of its messages any more.
-        """
+        """List the messages, in the driver; return them as parts for tasks."""
         context, claimed = self.options.open().context, self.options.claimed
         if claimed is not None:
             planned = {"processing": batch_files(context, claimed)}
@@ -363,13 +338,9 @@ def bad_body_notes(context: QueueContext, claimed: str) -> BadBodyNotes:
 
 
 def batch_files(context: QueueContext, claimed: str) -> Planned:
-    """Return the files of a claiming batch, in the order in which they were claimed.
+    """Return the files of a claiming batch, in the order of their claims; LeaseLost if some are not held any more.
 
-    Args:
-        claimed: the batch's subscription and how many messages it claimed, separated by a colon.
-
-    Raises:
-        LeaseLost: some of the messages are not held any more.
+    The batch is given by its subscription and how many messages it claimed, separated by a colon.
     """
     subscription, _, count = claimed.rpartition(":")
     by_owner: dict[str, str] = {}

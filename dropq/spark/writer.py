@@ -49,27 +49,21 @@ SHOWN = 40
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged, for the driver to commit; and, where Spark tells tasks alone, for which epoch.
-
-    Attributes:
-        staged: the files; None for none.
-        query: the query of the epoch; for the job of a batch, the job's name, with its number left open.
-        batch: the number of a batch.
-        claims: which claims were open, as the setting has it.
-    """
+    """What a task staged, for the driver to commit; and, where Spark tells tasks alone, for which epoch."""
 
     staged: StagedAttempt | None = None
+    #: The query of the epoch; for the job of a batch, the job's name, with its number left open.
     query: str = ""
+    #: The number of a batch.
     batch: int = 0
+    #: Which claims were open, as the setting has it.
     claims: str = ""
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Sends the rows, or the partitions, of a job into a queue.
+    """Sends the rows, or the partitions, of a job into a queue, whose mark the driver sees.
 
-    Args:
-        job_id: names the job; what is in braces the tasks fill in, and tell the commit.
-        mark: of the queue, as the driver sees it.
+    What is in braces in the job's id the tasks fill in, and tell the commit.
     """
 
     def __init__(self, options: WriteOptions, job_id: str, mark: str = "") -> None:
@@ -79,12 +73,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     @classmethod
     def begin(cls, options: WriteOptions) -> QueueWriter:
-        """Begin a job, in the driver.
-
-        Raises:
-            NoSuchQueue, ConfigError, StorageError: the queue cannot be written to.
-            ValueError: the job id cannot name a job.
-        """
+        """Begin a job, in the driver; ValueError if the job id cannot name a job."""
         queue = options.open()
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}", mark_of(queue.context))
         if options.is_per_batch:
@@ -113,30 +102,27 @@ class QueueWriter(DataSourceArrowWriter):
             job = self._job(queue, commit_message)
             if claims is not None and job.sent:
                 _refuse_sent(queue, job, self.options, claims)
-            begins = self.options.is_per_batch or self.options.is_per_claim
-            commit_message.staged = stage(queue, job, self.options, batches, begins=begins)
+            commit_message.staged = stage(queue, job, self.options, batches, begins=self.options.is_for_tasks)
         return commit_message
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
-        queue = self.options.open()
-        claims = _claims_of(self.options, *(part for part in messages if isinstance(part, StagedFiles)))
-        for job in self._jobs(queue, messages):
-            if job.sent and (self.options.is_per_batch or self.options.is_per_claim):
-                _warn_of_sent(job, queue)
-            _commit(queue, job, self.options, _staged(messages), claims)
+        queue, results = self.options.open(), _results(messages)
+        claims = _claims_of(self.options, *results)
+        for job in self._jobs(queue, results):
+            _commit(queue, job, self.options, results, claims, warns=self.options.is_for_tasks)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
-        for job in self._jobs(self.options.open(), messages):
+        for job in self._jobs(self.options.open(), _results(messages)):
             if job.abort():
                 log.warning("job %s was committed before it failed: all of it is sent, do not send it again", job.id)
 
-    def _jobs(self, queue: Queue, messages: Iterable[WriterCommitMessage | None]) -> list[Job]:
+    def _jobs(self, queue: Queue, results: Iterable[StagedFiles]) -> list[Job]:
         """Return the job; or what the tasks filled in, which is none if no task was successful."""
-        if not (self.options.is_per_batch or self.options.is_per_claim):
+        if not self.options.is_for_tasks:
             return [Job(queue._destination, self.job_id)]
-        by_batch = {(part.query, part.batch): part for part in messages if isinstance(part, StagedFiles)}
+        by_batch = {(part.query, part.batch): part for part in results}
         return [self._job(queue, by_batch[each]) for each in sorted(by_batch)]
 
     def _job(self, queue: Queue, commit_message: StagedFiles) -> Job:
@@ -154,9 +140,6 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     Spark makes one writer for the tasks of an epoch and another for its commit. The commit learns the query from the
     tasks' results.
-
-    Args:
-        mark: of the queue, as the driver sees it.
     """
 
     def __init__(self, options: WriteOptions, mark: str = "") -> None:
@@ -178,18 +161,13 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
-        queue = self.options.open()
-        for query in _queries(messages):
-            epoch = Epoch(queue._destination, query, batchId)
-            if epoch.sent:
-                _warn_of_sent(epoch, queue)
-            _commit(queue, epoch, self.options, _staged(messages))
+        queue, results = self.options.open(), _results(messages)
+        for epoch in _epochs(queue, results, batchId):
+            _commit(queue, epoch, self.options, results, warns=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed; the query runs it again under the same number."""
-        context = self.options.open()._destination
-        for query in _queries(messages):
-            epoch = Epoch(context, query, batchId)
+        for epoch in _epochs(self.options.open(), _results(messages), batchId):
             if epoch.abort():
                 log.warning("%s was committed before it failed: all of it is sent", epoch.id)
 
@@ -254,16 +232,21 @@ def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
 
 
 def _commit(
-    queue: Queue, job: Job, options: WriteOptions, staged: list[StagedAttempt], claims: OpenClaims | None = None
+    queue: Queue,
+    job: Job,
+    options: WriteOptions,
+    results: Iterable[StagedFiles],
+    claims: OpenClaims | None = None,
+    *,
+    warns: bool,
 ) -> None:
     """Send everything that a job staged, as soon as the queue has room for it, or to where its overflow selector sends.
 
     A job that was sent before needs no room.
-
-    Raises:
-        ValueError: two tasks staged rows of one key; nothing was sent.
-        DropqError: the job was sent before, and a claim is open; nothing was sent.
     """
+    if warns and job.sent:
+        _warn_of_sent(job, queue)
+    staged = [part.staged for part in results if part.staged is not None]
     count, overflow = sum(len(part.files) for part in staged), ""
     if count and not job.sent:
         _refuse_keys_of_two_tasks(queue, options, staged)
@@ -282,13 +265,13 @@ def _commit(
         log.info("job %s sent %d messages to queue %s", job.id, sent, queue.name)
 
 
-def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
-    """Return the query that the tasks of an epoch staged for; nothing if Spark returns none of their results."""
-    return sorted({part.query for part in messages if isinstance(part, StagedFiles)})
+def _results(messages: Iterable[WriterCommitMessage | None]) -> list[StagedFiles]:
+    return [part for part in messages if isinstance(part, StagedFiles)]
 
 
-def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedAttempt]:
-    return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
+def _epochs(queue: Queue, results: Iterable[StagedFiles], batch: int) -> list[Epoch]:
+    """Return the epoch that tasks staged for; nothing if Spark returns none of their results."""
+    return [Epoch(queue._destination, query, batch) for query in sorted({part.query for part in results})]
 
 
 def _with_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
@@ -301,11 +284,9 @@ def _with_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | 
 def stage(
     queue: Queue, job: Job, options: WriteOptions, batches: Iterator[pa.RecordBatch], *, begins: bool = False
 ) -> StagedAttempt | None:
-    """Stage the batches of a task for a job; return None if the job was sent before.
+    """Stage the batches of a task that have rows, at least one, for a job; return None if the job was sent before.
 
-    Args:
-        batches: the task's batches that have rows, at least one; they are read to their end.
-        begins: whether the tasks begin the job; else the driver has begun it.
+    The task `begins` the job, unless the driver has begun it. The batches are read to their end.
     """
     if job.sent:
         deque(batches, maxlen=0)  # Spark expects that all rows are read
@@ -402,13 +383,9 @@ def _fields(headers: Mapping[str, Any], columns: Sequence[str], cells: Sequence[
 
 
 class Part(NamedTuple):
-    """Rows of one batch that go into one message.
+    """Rows of one batch that go into one message: its number in the task, and that of the first row, from 0.
 
-    Attributes:
-        message: the number of the message in the task, from 0.
-        row: the number of the first row in the task, from 0.
-        shared: the cells that all rows of the message have in common.
-        batch: the rows.
+    The `shared` cells all rows of the message have in common.
     """
 
     message: int
@@ -420,13 +397,7 @@ class Part(NamedTuple):
 def cut(
     batches: Iterable[pa.RecordBatch], shared: Callable[[pa.RecordBatch], list[pa.Array]], most: int | None
 ) -> Iterator[Part]:
-    """Cut batches where a message ends: where a shared column changes, and after `most` rows.
-
-    Args:
-        batches: the rows, in order; no batch is empty.
-        shared: returns the columns that all rows of a message have in common.
-        most: how many rows a message has at most; None for any number.
-    """
+    """Cut batches, none of them empty, where a message ends: where a shared column changes, and after `most` rows."""
     message, row, rows, last = -1, 0, 0, None
     for batch in batches:
         columns = shared(batch)

@@ -45,8 +45,8 @@ class Clock(Protocol):
 class ServerClock:
     """The file server's clock, as the modification time of a probe file shows it.
 
-    Hosts that share a mount agree on leases and delays through it, however wrong their own clocks are. A process
-    that may not write the probe file uses its own clock.
+    Hosts that share a mount agree on leases and delays through it, however wrong their own clocks are. A process that
+    may not write the probe file uses its own clock.
 
     Between two measurements the clock since boot counts, which stands still while a virtual machine is paused. When
     this host's clock has stepped against it, as happens when it is corrected after a pause, the next call measures.
@@ -106,12 +106,9 @@ class ServerClock:
 
 
 def pass_tick(written: int) -> None:
-    """Let the tick of the kernel's clock pass in which a file was written, a few milliseconds at most.
+    """Let the tick of the kernel's clock pass in which a file was written, by its mtime in ns: a few ms at most.
 
     A rename in that tick would leave equal times, as a later write does. Elsewhere than on Linux nothing happens.
-
-    Args:
-        written: the file's mtime, in nanoseconds since 1970.
     """
     while sys.platform == "linux" and time.clock_gettime_ns(_REALTIME_COARSE) == written:
         time.sleep(_PART_OF_TICK)

@@ -6,6 +6,9 @@ There are three ways. The first refusal shows that a way does not work on this f
 2. A reservation: make an empty file of that name, which fails when the name is taken, and rename over it. For NFS and
    most FUSE mounts.
 3. A plain rename, where the file system itself never replaces a file. For HDFS mounts.
+
+Each raises FileExistsError if the destination exists, and FileNotFoundError if the source is gone; then nothing was
+changed.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from contextlib import contextmanager, suppress
 
 from dropq.format.layout import GONE_PREFIX
 from dropq.storage import system_calls
-from dropq.storage.reading import RESERVED_MODE
-from dropq.storage.system_calls import CREATE, NO_FLAGS, READ, open_file
+from dropq.storage.reading import RESERVED_MODE, status_now
+from dropq.storage.system_calls import CREATE, NO_FLAGS, closing
 
 #: How often a rename over a file must fail, and a rename beside it succeed, to prove that a file system never replaces
 #: files: a disk that fails now and then is no proof.
@@ -47,12 +50,7 @@ class ExclusiveRename:
         self._replaces: bool | None = None
 
     def by_kernel(self, source: str, destination: str) -> bool:
-        """Rename a file by `renameat2`; return False where there is no such call.
-
-        Raises:
-            FileExistsError: the destination exists; nothing was changed.
-            FileNotFoundError: the source is gone.
-        """
+        """Rename a file by `renameat2`; return False where there is no such call."""
         if not self.in_kernel:
             return False
         try:
@@ -72,12 +70,7 @@ class ExclusiveRename:
         return True
 
     def rename(self, source: str, destination: str) -> None:
-        """Rename a file without `renameat2`.
-
-        Raises:
-            FileExistsError: the destination exists; nothing was changed.
-            FileNotFoundError: the source is gone.
-        """
+        """Rename a file without `renameat2`."""
         if self._replaces is None:
             self._replaces = self._can_replace(destination)
         if self._replaces:
@@ -88,14 +81,12 @@ class ExclusiveRename:
     def _over_reservation(self, source: str, destination: str) -> None:
         # RACE: O_EXCL decides who has the name; the rename replaces the empty file. A crash between the two leaves the
         # empty file behind; fsck recognises it by its mode.
-        fd = os.open(destination, CREATE, RESERVED_MODE)
-        try:
-            reserved = os.fstat(fd).st_ino
-        except BaseException:
-            os.unlink(destination)
-            raise
-        finally:
-            os.close(fd)
+        with closing(os.open(destination, CREATE, RESERVED_MODE)) as fd:
+            try:
+                reserved = os.fstat(fd).st_ino
+            except BaseException:
+                os.unlink(destination)
+                raise
         try:
             os.rename(source, destination)
         except BaseException as error:
@@ -189,14 +180,7 @@ def _is_reserved(path: str, reserved: int) -> bool:
     Its mode does not count: a file system without modes shows another.
     """
     try:
-        fd = open_file(path, READ)
-    except PermissionError:
-        found = os.lstat(path)  # nobody may open a reservation
-        return found.st_ino == reserved and not found.st_size
+        found = status_now(path)
     except FileNotFoundError:
         return False
-    try:
-        found = os.fstat(fd)
-    finally:
-        os.close(fd)
     return found.st_ino == reserved and not found.st_size

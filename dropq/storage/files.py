@@ -1,7 +1,9 @@
 """Every call that changes a root: writes, renames, links, removals and syncs.
 
-A rename either happened or raised, and replaces nothing. `rename` is for destinations that are unique by construction;
-`move` is for names that another process may have taken. Small files of ours alone are replaced, by `write_small`.
+A rename either happened or raised, and replaces nothing: it raises FileExistsError if the destination exists, and
+FileNotFoundError if the source is gone, and then nothing was changed. `rename` is for destinations that are unique by
+construction; `move` is for names that another process may have taken. Small files of ours alone are replaced, by
+`write_small`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
-from dropq.storage.system_calls import CREATE, FILE_MODE, HERE, NO_FLAGS, READ, TOUCH, open_file
+from dropq.storage.system_calls import CREATE, FILE_MODE, FOLDER, HERE, NO_FLAGS, READ, TOUCH, closing, open_file
 
 log = logging.getLogger("dropq")
 
@@ -145,8 +147,7 @@ class Storage:
     def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True, sole_in: str = "") -> None:
         """Write a new file, durable at once if `synced` and the durability asks for it; remove it when that fails.
 
-        Args:
-            sole_in: its folder, if no other file there can have its name.
+        `sole_in` is its folder, if no other file there can have its name.
         """
         flags = (self._known_flags.get(sole_in) or self._sole_flags(sole_in)) if sole_in else CREATE
         fd = self.create(path, flags) if self._owns else os.open(path, flags, self._create_mode)
@@ -194,13 +195,8 @@ class Storage:
         """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
 
         Over FUSE a close() may return too early. HDFS shows an empty file until its client has finished it, and who
-        looks at it then believes for a minute that it is empty.
-
-        Args:
-            at: the descriptor of the folder that a relative `path` begins in.
-
-        Raises:
-            OSError: with EIO, the rest did not come within `WHOLE_LIMIT`.
+        looks at it then believes for a minute that it is empty. OSError (EIO) if the rest does not come within
+        `WHOLE_LIMIT`. A relative `path` begins in the open folder `at`.
         """
         if self._finishes_late is False or not self._is_late(os.path.dirname(path), at):
             return
@@ -223,18 +219,14 @@ class Storage:
     def together(self, folder: str, count: int) -> Iterator[bool]:
         """Make the files durable that the block writes into a folder, in the quicker way for their count.
 
-        Yields:
-            Whether the caller syncs each file as it is written. If not, one sync of the file system ends the block.
+        Yield whether the caller syncs each file as it is written. If not, one sync of the file system ends the block.
         """
         if not self.syncs_files or count < SYNCED_TOGETHER or not system_calls.can_sync_whole(folder):
             yield True
             return
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # first: syncfs reports errors from here on
-        try:
+        with closing(os.open(folder, FOLDER)) as fd:  # first: syncfs reports errors from here on
             yield False
             system_calls.sync_whole(fd, folder)
-        finally:
-            os.close(fd)
 
     def write_all(
         self,
@@ -329,11 +321,8 @@ class Storage:
     def stamp(self, path: str) -> None:
         """Give an empty file of ours the file server's time; make it if it is missing."""
         self.touch(path)
-        fd = open_file(path, TOUCH)
-        try:
+        with closing(open_file(path, TOUCH)) as fd:
             os.utime(fd)
-        finally:
-            os.close(fd)
 
     def renew(self, path: str) -> bool:
         """Give a file of ours the file server's time; return False if it is gone."""
@@ -348,14 +337,11 @@ class Storage:
 
         Where no modes are set it keeps its own, without the permission for everybody to write.
         """
-        fd = open_file(path, READ)
-        try:
+        with closing(open_file(path, READ)) as fd:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             kept = mode & ~stat.S_IWOTH if mode & stat.S_IWOTH else None
             self._own(fd, kept if self._file_mode is None else self._file_mode)
             self.sync_file(fd)
-        finally:
-            os.close(fd)
 
     def date_back(self, folder: str) -> None:
         """Set the mtime of a folder to 1970, so that it shows whether something comes into it."""
@@ -411,9 +397,7 @@ class Storage:
         like: Storage | None = None,
         between: Callable[[], object] | None = None,
     ) -> None:
-        """Copy a file to a new file; remove the copy when that fails.
-
-        The copy gets the times of the source where the file system can keep them.
+        """Copy a file to a new file, with its times where the file system can keep them; remove the copy if that fails.
 
         Args:
             synced: make it durable at once, if the durability asks for it.
@@ -456,10 +440,6 @@ class Storage:
         """Rename a file to a name that another process may have taken.
 
         Where there is no `renameat2`, the name is reserved first, unless the destination `is_unique` by construction.
-
-        Raises:
-            FileExistsError: the destination exists; nothing was changed.
-            FileNotFoundError: the source is gone.
         """
         exclusive = self._exclusive
         if exclusive.in_kernel:
@@ -476,9 +456,6 @@ class Storage:
         """Remove a message for good: rename it to a private name in a folder, which is made if needed; then unlink it.
 
         The rename takes the message out of its queue. If the unlink fails, a sweep removes the file.
-
-        Raises:
-            FileNotFoundError: another process took the message first.
         """
         private = f"{folder}/{GONE_PREFIX}{os.urandom(8).hex()}"
         try:
@@ -494,12 +471,7 @@ class Storage:
             log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, describe(error))
 
     def rename_guarded(self, source: str, destination: str) -> None:
-        """Rename a file to a name that is unique by construction; replace nothing where `renameat2` works.
-
-        Raises:
-            FileExistsError: somebody made a copy of that name; nothing was changed.
-            FileNotFoundError: the source is gone.
-        """
+        """Rename a file to a name that is unique by construction; replace no copy of it where `renameat2` works."""
         if not self._exclusive.by_kernel(source, destination):
             self.rename(source, destination)
 
@@ -532,42 +504,27 @@ class Storage:
         os.rename(source, destination)
 
     def rename_exclusive_in(self, source: str, folder: int, name: str) -> bool:
-        """Rename a file into an open folder, where it replaces nothing; the folder may have been renamed meanwhile.
+        """Rename a file to a path in an open folder, which may have been renamed meanwhile, by `renameat2`.
 
-        Args:
-            name: the file's new path in it.
-
-        Returns:
-            Whether it was renamed; False where the file system has no rename that replaces nothing.
-
-        Raises:
-            FileExistsError: the name is taken; nothing was changed.
-            FileNotFoundError: the source is gone, or the folder is.
+        Return False, and change nothing, where that is missing.
         """
         if not self._exclusive.in_kernel:
             return False
         try:
             system_calls.rename_noreplace(source, name, folder)
+        except (FileExistsError, FileNotFoundError):
+            raise
         except OSError as error:
             if error.errno in NO_FLAGS:
                 self._exclusive.in_kernel = False
                 return False
-            if not isinstance(error, FileExistsError | FileNotFoundError):
-                _raise_unless_in(error, source, folder, name)
-            else:
-                raise
+            _raise_unless_in(error, source, folder, name)
         return True
 
     def rename_each_exclusive(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
-        """Rename each file of an open folder into an open folder of its own, where it replaces nothing.
+        """Rename each file of the open folder `at` to the path `name` in an open folder of its own, by `renameat2`.
 
-        Args:
-            at: the descriptor of the folder that the files are in.
-            folders: the descriptors of the folders that they go to.
-            name: the path that each gets there.
-
-        Returns:
-            The files whose rename raised an error, for the caller to look at one by one.
+        Return the files whose rename raised an error, for the caller to look at one by one.
         """
         if not self._exclusive.in_kernel:
             return list(files)
@@ -582,19 +539,18 @@ class Storage:
     def rename_all_exclusive(self, source: str, destination: str, files: Sequence[str]) -> list[str]:
         """Rename files of a folder into another, to names that are unique by construction, where `renameat2` works.
 
+        Return the files that may not have been renamed, for the caller to look at one by one.
+
         One thread renames them all. A kernel makes one rename into a folder at a time, and lets the others wait even
         while a server or a FUSE daemon works at it: more threads, or processes, would only wait for each other. The
         open folders save the walk along two paths to each file.
-
-        Returns:
-            The files that may not have been renamed, for the caller to look at one by one.
         """
         left: list[str] = []
         if not self._exclusive.in_kernel:
             return list(files)
         with contextlib.ExitStack() as opened:
             try:
-                at, to = (_opened(opened, folder) for folder in (source, destination))
+                at, to = (opened.enter_context(closing(os.open(path, FOLDER))) for path in (source, destination))
             except OSError:
                 return list(files)  # such as a folder that this user may not list, which a rename does not need
             for number, file in enumerate(files):
@@ -607,10 +563,7 @@ class Storage:
         return left
 
     def rename_in(self, source: str, folder: int, name: str) -> None:
-        """Rename a file into an open folder, to a name that is unique by construction.
-
-        Arguments as of `rename_exclusive_in`.
-        """
+        """Rename a file to a path in an open folder that is unique by construction."""
         try:
             os.rename(source, name, dst_dir_fd=folder)
         except OSError as error:
@@ -620,19 +573,11 @@ class Storage:
         """Make the entries of a folder durable that lies in an open folder; does nothing where `sync` does nothing."""
         if not self.syncs_folders or self._nature("", folder)[0]:
             return
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        try:
+        with closing(os.open(name, FOLDER, dir_fd=folder)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def rename_exclusive(self, source: str, destination: str) -> bool:
-        """Rename a file by `renameat2`, which replaces nothing; return False, and change nothing, where it is missing.
-
-        Raises:
-            FileExistsError: the destination exists; nothing was changed.
-            FileNotFoundError: the source is gone.
-        """
+        """Rename a file by `renameat2`; return False, and change nothing, where that is missing."""
         return self._exclusive.by_kernel(source, destination)
 
     def unlink(self, path: str) -> bool:
@@ -656,11 +601,8 @@ class Storage:
     def make_folder(self, path: str, *, parents: bool = True, passing: bool = False) -> None:
         """Create a folder, and missing ones above it, unless it exists.
 
-        Args:
-            passing: the folder will soon be removed, and need not survive a power cut.
-
-        Raises:
-            NotADirectoryError: something other than a folder has its name.
+        A `passing` folder will soon be removed, and need not survive a power cut. NotADirectoryError if something other
+        than a folder has its name.
         """
         try:
             os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
@@ -677,11 +619,8 @@ class Storage:
             # Once: /proc raises ENOENT although the parents are there.
             return self.make_folder(path, parents=False, passing=passing)
         if self._dir_mode is not None or self._group is not None:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with closing(os.open(path, FOLDER)) as fd:
                 self._own(fd, self._dir_mode)
-            finally:
-                os.close(fd)
         if not passing:
             self.sync(os.path.dirname(path))
 
@@ -692,8 +631,7 @@ class Storage:
         """
         self.make_folder(path)
         like = os.stat(model)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with closing(os.open(path, FOLDER | os.O_NOFOLLOW)) as fd:
             if os.fstat(fd).st_uid != os.geteuid():
                 return  # RACE: another user made it, and keeps it as it is
             for owner in ((-1, like.st_gid), (like.st_uid, -1)):  # a user who may not set the owner may set the group
@@ -706,8 +644,6 @@ class Storage:
                 os.fchmod(fd, mode if self._dir_mode is None else self._dir_mode)  # last: chown clears set-id bits
             if self.syncs_folders:
                 os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def rename_folder(self, source: str, destination: str) -> None:
         """Rename a folder to a name that is unique by construction."""
@@ -742,14 +678,10 @@ class Storage:
         """Take the name of a file, so that no `commit` gets it: by a folder, or by a file where folders let files in.
 
         Where a rename to the name of a folder moves the file into the folder, as on HDFS, a rename also replaces no
-        file: there a file with this content takes the name.
+        file: there a file with this content, which no other has, takes the name. FileExistsError if it is taken.
 
         Args:
-            content: what tells such a file from any other.
             private: a folder for files of our own.
-
-        Raises:
-            FileExistsError: the name is taken.
         """
         if self._lets_files_into_folders(private):
             temporary = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
@@ -788,10 +720,8 @@ class Storage:
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; do nothing if it is gone. OSError (ENOTEMPTY) if it is not empty."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
-        except FileNotFoundError:
-            return
 
     def sync(self, *folders: str) -> None:
         """Make the entries of folders durable, in this order; does nothing below durability `full`.
@@ -802,23 +732,16 @@ class Storage:
             return
         for folder in folders:
             # A folder that is new for each message is where the folder above it is.
-            if (self._natures.get(os.path.dirname(folder)) or self._nature(folder))[0]:
-                continue
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            if not (self._natures.get(os.path.dirname(folder)) or self._nature(folder))[0]:
+                with closing(os.open(folder, FOLDER)) as fd:
+                    os.fsync(fd)
 
     def sync_whole(self, folder: str) -> None:
         """Make durable what anybody did on the file system of a folder; it waits for the writes of all processes."""
         if not system_calls.can_sync_whole(folder):
             return os.sync()
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(folder, FOLDER)) as fd:
             system_calls.sync_whole(fd, folder)
-        finally:
-            os.close(fd)
 
     def sync_path(self, path: str) -> None:
         """Make the content of a closed file durable; does nothing at durability `none`."""
@@ -844,19 +767,10 @@ class Storage:
                 raise
 
 
-def _opened(stack: contextlib.ExitStack, folder: str) -> int:
-    """Open a folder until a block ends; return its descriptor."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd
-
-
 def _set_times(fd: int, times: tuple[int, int]) -> None:
     """Set when a file was read and written, in ns since 1970, where the file system can keep that."""
-    try:
+    with contextlib.suppress(OSError):
         os.utime(fd, ns=times)
-    except OSError:
-        return
 
 
 def _copied_in_steps(source: int, destination: int) -> Iterator[int]:

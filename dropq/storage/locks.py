@@ -20,7 +20,7 @@ from filelock import FileLock, lock_descriptor, unlock_descriptor
 
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import inode
-from dropq.storage.system_calls import NO_FLAGS
+from dropq.storage.system_calls import NO_FLAGS, closing
 
 #: What a file system raises that has no locks.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
@@ -104,11 +104,9 @@ class ProcessLock:
         )
 
     def acquire(self) -> None:
-        """Lock the file.
+        """Lock the file; OSError if that fails, or another process has it: see `are_missing`.
 
-        Raises:
-            FileNotFoundError: there is no such file. One may have been made, with the folders above it.
-            OSError: the lock failed, or another process has it; see `are_missing`.
+        FileNotFoundError if there is no such file. One may have been made, with the folders above it.
         """
         expected = inode(self._path)
         self._lock.acquire(timeout=10)
@@ -148,11 +146,9 @@ def are_missing(error: OSError) -> bool:
 
 
 def try_lock(fd: int, folder: str, device: int | None = None) -> bool:
-    """Lock a file that is open for writing; False: another process has it. For an OSError see `are_missing`.
+    """Lock a file of a folder, open for writing; False: another process has it. For an OSError see `are_missing`.
 
-    Args:
-        folder: the folder that it is in.
-        device: the number of its file system, where that is known: the lock of an NFS file makes what is known old.
+    Give the number of its `device` where that is known: the lock of an NFS file makes what is known old.
     """
     if not lock_descriptor(fd, blocking=False):
         return False
@@ -176,17 +172,14 @@ def has_second(path: str) -> bool:
     """Return whether a file that nobody has locked can have a second lock."""
     if _SET is None:
         return False
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        _set(fd, fcntl.F_WRLCK)
-    except OSError as error:
-        if error.errno not in NO_FLAGS:
-            raise
-        return False
-    else:
-        return True
-    finally:
-        os.close(fd)
+    with closing(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as fd:
+        try:
+            _set(fd, fcntl.F_WRLCK)
+        except OSError as error:
+            if error.errno not in NO_FLAGS:
+                raise
+            return False
+    return True
 
 
 def _try_second(fd: int, folder: str, device: int | None = None) -> bool:

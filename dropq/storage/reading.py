@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from dropq.format.layout import ignored_ends, ignoring
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import Mount, mount_at
-from dropq.storage.system_calls import READ, Asked, ask, open_file
+from dropq.storage.system_calls import FOLDER, READ, Asked, ask, closing, open_file
 
 #: Nanoseconds after which the next change of a folder gets another time than the last, on any file system.
 SETTLED_NS = 2_000_000_000
@@ -39,7 +39,6 @@ READ_SIZE = 1 << 16
 KIND_AGE = 10.0
 #: By folder: until when that is known, and the disk.
 _kinds: dict[str, tuple[float, Mount | None]] = {}
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: To look up names below a folder, not to list it: over NFS that asks nothing. Not every system has it.
 _TO_REACH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -54,44 +53,36 @@ def ask_server(folder: str) -> None:
     RACE: NFS 3 sees a change by its time alone. A name that is looked up between two changes within one tick of the
     server's clock, and comes with the second, is missed until the next change. A listing shows it.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        fd = _open_folder(folder)
-        try:
-            _forget_listing(fd)
-        finally:
-            os.close(fd)
+    gone = contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
+    with gone, closing(_open_folder(folder)) as fd:
+        _forget_listing(fd)
 
 
 def know(folder: str) -> frozenset[str] | None:
     """Ask the file server what a small folder has in it now, if others may have changed it.
 
-    Over NFS one listing brings what each name is, too: to ask for them one by one takes a call for each.
-
-    Returns:
-        The names in it, as far as a listing was made; else None.
+    Return the names in it, as far as a listing was made; else None. Over NFS one listing brings what each name is, too:
+    to ask for them one by one takes a call for each.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         mount = _mount(folder)
         if mount is not None and not mount.shared:
             return None
-        fd = _open_folder(folder)
-        try:
+        with closing(_open_folder(folder)) as fd:
             _forget_listing(fd)
             return frozenset(os.listdir(fd)) if mount is not None and mount.is_nfs else None
-        finally:
-            os.close(fd)
     return None
 
 
 def _open_folder(path: str) -> int:
     """Open a folder; if it seems to be missing, open the folder above, and try again."""
     try:
-        return os.open(path, _FOLDER)
+        return os.open(path, FOLDER)
     except FileNotFoundError:
         above = os.path.dirname(path)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            os.close(os.open(above, _FOLDER))
-        return os.open(path, _FOLDER)
+            os.close(os.open(above, FOLDER))
+        return os.open(path, FOLDER)
 
 
 def _forget_listing(fd: int) -> None:
@@ -229,8 +220,7 @@ class Standstill:
     def lasts(self) -> bool:
         """Return whether the folder has not changed since the `begin` that was confirmed.
 
-        Raises:
-            FileNotFoundError: the folder is missing, and the one above it.
+        FileNotFoundError if it is missing, and the folder above it.
         """
         return self._mark is not None and self._mark == self._now()
 
@@ -308,14 +298,11 @@ def is_shared(folder: str) -> bool:
 def names_in(folder: str) -> frozenset[str]:
     """Return the names of everything in a folder now; a missing folder is empty."""
     try:
-        fd = _open_folder(folder)
+        with closing(_open_folder(folder)) as fd:
+            _forget_listing(fd)
+            return frozenset(os.listdir(fd))
     except FileNotFoundError:
         return frozenset()
-    try:
-        _forget_listing(fd)
-        return frozenset(os.listdir(fd))
-    finally:
-        os.close(fd)
 
 
 class Listing:
@@ -336,7 +323,7 @@ class Listing:
             fd = _open_folder(self._folder)
         except FileNotFoundError:
             return frozenset()
-        try:
+        with closing(fd):
             changed = _version(os.fstat(fd))
             if changed != self._changed:
                 _forget_listing(fd)
@@ -344,8 +331,6 @@ class Listing:
                 self._names = frozenset(os.listdir(fd))
                 # When a folder changed just now, its next change may have the same time.
                 self._changed = changed if now - changed[1] > SETTLED_NS else None
-        finally:
-            os.close(fd)
         return self._names
 
 
@@ -356,12 +341,9 @@ def _version(status: os.stat_result) -> tuple[int, int]:
 
 def files_in(folder: str) -> Iterator[list[str]]:
     """Yield the names of the regular files in a folder, in lists of at most `CHUNK`; a missing folder is empty."""
-    try:
-        with look(folder) as entries:
-            while chunk := list(islice(entries, CHUNK)):
-                yield message_files(chunk)
-    except FileNotFoundError:
-        return
+    found = looked_at(folder)
+    while chunk := list(islice(found, CHUNK)):
+        yield message_files(chunk)
 
 
 def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
@@ -407,14 +389,7 @@ def was_message_file(entry: os.DirEntry[str]) -> bool:
 
 
 def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
-    """Open a message's body for reading; do not follow a symbolic link, and do not wait for a fifo.
-
-    Args:
-        buffering: the bytes of its buffer; -1 for the usual.
-
-    Raises:
-        OSError: with ELOOP for a symbolic link.
-    """
+    """Open a message's body for reading; OSError (ELOOP) for a symbolic link. This does not wait for a fifo."""
     fd = open_file(path, READ)
     try:
         return open(fd, "rb", buffering)
@@ -446,25 +421,18 @@ def status_now(path: str) -> os.stat_result:
         fd = open_file(path, READ)
     except PermissionError:
         return os.lstat(path)
-    try:
+    with closing(fd):
         return os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 def regular_size(path: str) -> int | None:
     """Return the size of a regular file in bytes, as the server knows it; None for anything else, or nothing."""
     try:
-        fd = open_file(path, READ)
+        found = status_now(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        found = os.lstat(path)  # closed to this user, or a link
-    else:
-        try:
-            found = os.fstat(fd)
-        finally:
-            os.close(fd)
+        found = os.lstat(path)  # a link, or a socket
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
@@ -488,16 +456,14 @@ def read_body(path: str, limit: int | None = None) -> bytes:
 def read_bodies(folder: str, names: Iterable[str], limit: int | None = None) -> Generator[bytes | None]:
     """Yield the bodies of messages in one folder, each read when it is asked for.
 
-    A body that cannot be read is None; `read_body` of its path then raises the error, or finds the body after all.
+    A body that cannot be read, or has more bytes than the limit, is None; `read_body` of its path then raises the
+    error, or finds the body after all.
 
     RACE: while this runs, bodies come from the folder that was opened, even after it was renamed, as a queue is that is
     deleted. A reader by paths that is a little quicker reads the same bodies.
-
-    Args:
-        limit: the most bytes of a body that is read.
     """
     try:
-        below = os.open(folder, _FOLDER)
+        below = os.open(folder, FOLDER)
     except OSError:
         yield from (None for _ in names)
         return
@@ -561,16 +527,11 @@ def read_opened(file: IO[bytes], path: str, limit: int = SMALL) -> bytes:
 
 
 def open_below(folder: str, *names: str) -> int | None:
-    """Open a folder by one name after the other, none of them a link; return its descriptor, None if it is not there.
+    """Open a folder below another by one name after the other; return its descriptor, None if it is not there.
 
-    Args:
-        folder: a folder, whose own path may have links.
-        names: the names below it.
-
-    Raises:
-        OSError: this user may not open it; or with ELOOP or ENOTDIR, one of the names is a link, or no folder.
+    OSError (ELOOP or ENOTDIR) if one of the names is a link, or no folder; the folder's own path may have links.
     """
-    return _open_below(folder, names, _FOLDER)
+    return _open_below(folder, names, FOLDER)
 
 
 def find_below(folder: str, *names: str) -> int | None:
@@ -579,7 +540,7 @@ def find_below(folder: str, *names: str) -> int | None:
     An NFS client opens each folder by a call, and finds it without, unless it remembers that the folder is missing.
     """
     found = _open_below(folder, names, _TO_REACH)
-    return _open_below(folder, names, _FOLDER) if found is None else found
+    return _open_below(folder, names, FOLDER) if found is None else found
 
 
 def _open_below(folder: str, names: Sequence[str], flags: int) -> int | None:
@@ -601,13 +562,9 @@ def _open_below(folder: str, names: Sequence[str], flags: int) -> int | None:
 
 
 def read_in(folder: int, name: str, limit: int = 4096, *, strict: bool = False) -> bytes | None:
-    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read.
+    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be opened.
 
-    Args:
-        strict: return None only when there is no such file, or it is a link, a socket or another thing that is no file.
-
-    Raises:
-        OSError: it cannot be read, or with `strict`, opened.
+    If `strict`, return None only when there is no such file, or it is a link, a socket or another thing that is none.
     """
     try:
         fd = os.open(name, READ, dir_fd=folder)
@@ -615,20 +572,14 @@ def read_in(folder: int, name: str, limit: int = 4096, *, strict: bool = False) 
         if strict and not isinstance(error, FileNotFoundError) and error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         return None
-    try:
+    with closing(fd):
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    finally:
-        os.close(fd)
 
 
 def parse_json(data: bytes, *, any_text: bool = False) -> object:
-    """Read JSON that anybody may have written.
+    """Read JSON that anybody may have written; ValueError if it is damaged, or nested more deeply than any of ours.
 
-    Args:
-        any_text: accept text that no path can have, too: none of it becomes a path.
-
-    Raises:
-        ValueError: the JSON is damaged, or nested more deeply than any of ours, or has such text.
+    Text that no path can have is a ValueError, too, unless `any_text` will do, as none of it becomes a path.
     """
     try:
         content: object = json.loads(data)
@@ -690,16 +641,13 @@ def _ms_of(path: str, time: str, gone: int | None) -> int:
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
     """Read a file whole, or raise OSError (EFBIG) unread; return it, and what `times` says of it."""
-    fd = open_file(path, READ)
-    try:
+    with closing(open_file(path, READ)) as fd:
         found = os.fstat(fd)
         if found.st_size > limit:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         body = os.read(fd, found.st_size + 1)
         while len(body) != found.st_size and (more := os.read(fd, READ_SIZE)):
             body += more
-    finally:
-        os.close(fd)
     return body, (found.st_atime_ns, found.st_mtime_ns)
 
 
@@ -761,22 +709,17 @@ def is_there(path: str, clock: Clock) -> bool:
 def those_there(folder: str, names: Sequence[str], clock: Clock) -> list[str]:
     """Return which names exist that another host may have made or removed just now, such as a read-lock.
 
-    A folder that changed a moment ago is listed: see `ask_server`. A file that this user may not open exists, too.
-
-    Args:
-        clock: the file server's clock.
+    A folder that changed a moment ago by the server's clock is listed: see `ask_server`. A file that this user may not
+    open exists, too.
     """
     try:
         mount = mount_at(folder, os.stat(folder).st_dev)
         if mount is None or mount.shared:
-            fd = _open_folder(folder)
-            try:
+            with closing(_open_folder(folder)) as fd:
                 if clock.now_ms() * 1_000_000 - os.fstat(fd).st_mtime_ns <= SETTLED_NS:
                     _forget_listing(fd)
                     listed = os.listdir(fd)
                     return [name for name in names if name in listed]
-            finally:
-                os.close(fd)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:

@@ -10,6 +10,8 @@ import re
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from dropq.storage.mounts import mount_of
@@ -22,6 +24,7 @@ RECALL_LIMIT = 10.0
 TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: What a call raises when the kernel or the file system lacks it, or its flags.
 NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 #: The current folder of the process, in the place of a folder's descriptor.
@@ -50,15 +53,9 @@ _statx = _from_c_library("statx")
 
 
 def rename_noreplace(source: str, destination: str, folder: int = HERE, source_folder: int = HERE) -> None:
-    """Rename a file unless the destination exists, in one system call.
+    """Rename a file unless the destination exists, in one system call; OSError of `NO_FLAGS` where there is none.
 
-    Args:
-        folder: the descriptor of the folder that a relative `destination` begins in.
-        source_folder: the same for a relative `source`.
-
-    Raises:
-        FileExistsError: the destination exists.
-        OSError: with EINVAL or ENOSYS where the file system or the kernel has no such call.
+    A relative `destination` begins in the open `folder`, and a relative `source` in the open `source_folder`.
     """
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
@@ -79,12 +76,8 @@ class Asked(NamedTuple):
 def ask(path: str, folder: int = HERE, *, follows: bool = False) -> Asked | None:
     """Return what a file is as its file system has it now, whatever the kernel remembers: over NFS this is one call.
 
-    Args:
-        folder: the descriptor of the folder that a relative `path` begins in.
-        follows: of a link, return what it leads to.
-
-    Returns:
-        None where the C library, the kernel or a container's rules do not let it ask.
+    Return None where the C library, the kernel or a container's rules do not let it ask. A relative `path` begins in
+    the open `folder`; of a link, this returns what it leads to only if it `follows`.
     """
     if _statx is None:
         return None
@@ -140,3 +133,12 @@ def open_file(path: str, flags: int) -> int:
         except BlockingIOError:
             if time.monotonic() > give_up:
                 raise
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a file when the block ends; yield its descriptor."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -54,6 +54,9 @@ OTHERS = 10.0
 #: Seconds after which the warning that a topic is blocked is repeated.
 WARN_EVERY = 60.0
 
+#: What is published, or None where it is to be read.
+Body = bytes | memoryview | None
+
 _ALPHABET = string.digits + string.ascii_lowercase
 
 
@@ -117,14 +120,7 @@ class Distributor:
         deadline = lease_end(self.context.clock, LEASE)
         return Claim(next(self._owners), deadline, 1, file, self.context.layout.processing)
 
-    def publish(
-        self,
-        file: str,
-        claim: Claim | None,
-        body: bytes | memoryview | None = None,
-        *,
-        patience: float | None = None,
-    ) -> bool:
+    def publish(self, file: str, claim: Claim | None, body: Body, *, patience: float | None) -> bool:
         """Distribute a message that this process has just published; return whether every receiver has it.
 
         Args:
@@ -139,10 +135,7 @@ class Distributor:
             log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
             return False
 
-    def _until_distributed(
-        self, file: str, claim: Claim | None, body: bytes | memoryview | None, patience: float | None
-    ) -> bool:
-        """Do what `publish` does."""
+    def _until_distributed(self, file: str, claim: Claim | None, body: Body, patience: float | None) -> bool:
         began = time.monotonic()
         until = None if patience is None else began + patience
         mine = claim
@@ -197,10 +190,7 @@ class Distributor:
     def run(self, *, stopped: Callable[[], bool] = bool) -> int:
         """Distribute what waits, in order, until a message blocks the topic; return how many were distributed.
 
-        `stopped` says whether to end after the message at hand.
-
-        Raises:
-            DropqError: the topic is gone, or cannot be used.
+        `stopped` says whether to end after the message at hand. DropqError if the topic is gone, or cannot be used.
         """
         self.settles_at = 0
         if self._is_paused():
@@ -278,11 +268,8 @@ class Distributor:
     def _distribute(self, file: MessageFile, *, again: bool) -> bool | None:
         """Claim a message that waits, and distribute it; return whether all receivers have it, None after a lost race.
 
-        It asks for filters and room before the claim, so that a message that cannot be distributed now is not touched.
-        `again` says whether another message was distributed just before.
-
-        Raises:
-            Unavailable: it cannot be distributed now, and waits.
+        It asks for filters and room before the claim, so that a message that cannot be distributed now is Unavailable,
+        and not touched. `again` says whether another message was distributed just before.
         """
         asked = self._receivers.latest() if again else self._receivers.now()
         try:
@@ -301,12 +288,7 @@ class Distributor:
             return None  # RACE: a sweep took this process for dead: somebody else distributes it
 
     def _share_out_or_release(
-        self,
-        claim: Claim,
-        came_from: str,
-        body: bytes | memoryview | None,
-        asked: Sequence[Receiver],
-        chosen: Sequence[Receiver],
+        self, claim: Claim, came_from: str, body: Body, asked: Sequence[Receiver], chosen: Sequence[Receiver]
     ) -> bool:
         """Distribute a claimed message, as `_share_out` does; give it back if that fails."""
         try:
@@ -328,12 +310,7 @@ class Distributor:
             self._unless_closed = finalize(self, _end, presence, FORKS.count)
 
     def _share_out(
-        self,
-        claim: Claim,
-        came_from: str,
-        body: bytes | memoryview | None,
-        asked: Sequence[Receiver],
-        chosen: Sequence[Receiver],
+        self, claim: Claim, came_from: str, body: Body, asked: Sequence[Receiver], chosen: Sequence[Receiver]
     ) -> bool:
         """Distribute a claimed message; `asked` are the receivers that were asked before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
@@ -404,7 +381,7 @@ class Distributor:
         return sidecars.fit(replace(name, via="", from_client=""))
 
     def _writer(
-        self, claim: Claim, body: bytes | memoryview | None, receivers: Sequence[Receiver]
+        self, claim: Claim, body: Body, receivers: Sequence[Receiver]
     ) -> Callable[[str, int, Sequence[str]], None]:
         """Return the function that writes the copies into a staged folder."""
         storage = self.context.storage

@@ -128,17 +128,14 @@ class Receivers:
     def now(self) -> list[Receiver]:
         """Return the present receivers, each queue once; the same list as before if they are the same.
 
-        Raises:
-            Unavailable: a receiver cannot be used now; the message waits for it.
-            OSError: they cannot be listed.
+        Unavailable if a receiver cannot be used now, and the message waits for it; OSError if they cannot be listed.
         """
         now = time.monotonic()
         refreshes = now >= self._refresh_at
         found = [each.now() for each in self._above.values()]
         noted = self._noted.names()
         names = view_names(noted) if noted else []
-        closed = [receiver.destination for receiver in self._receivers or () if not receiver.destination.is_open]
-        stand = all(destination.is_there(self._topic.root.layout.path) for destination in closed)
+        stand = all(map(self._stands, self._receivers or ()))
         if self._receivers is not None and not refreshes and not names and found == self._found and stand:
             return self._receivers
         self._receivers = None
@@ -219,8 +216,7 @@ class Receivers:
     def _view(self, name: str) -> Receiver | None:
         """Open a noted view; return None if it is no queue, or cannot be used and is on other topics.
 
-        Raises:
-            Unavailable: it cannot be used now, as it is away, and what is published waits for it.
+        Unavailable if it cannot be used now, as it is away, and what is published waits for it.
         """
         topic = self._topic
         try:
@@ -237,11 +233,10 @@ class Receivers:
 
     def _is_elsewhere(self, name: str) -> bool:
         """Return whether the note of a view names only other topics; False if that is not known."""
-        try:
+        with suppress(DropqError, OSError):
             expression = noted_expression(self._topic.root.layout, name)
             return bool(expression) and not underlies(expression, self._topic.name)
-        except (DropqError, OSError):
-            return False
+        return False
 
     def _check_type(self, view: Receiver) -> None:
         own, its = self._topic.config.message_type, view.context.config.message_type
@@ -296,14 +291,10 @@ class Receivers:
         return bool(lacks) and layout.is_subscription and topic.age_ms(layout.home) < MAKING
 
     def _lacks_target(self, address: str) -> bool:
-        """Return whether a receiver has no target/, and so was never whole: it must not block the topic.
-
-        If this user may not see that, it may have a target/.
-        """
-        try:
+        """Return whether a receiver is seen to have no target/, and so was never whole: it must not block the topic."""
+        with suppress(OSError):
             return not any(reading.exists(layout.target) for layout in layouts(self._topic.root.layout.path, address))
-        except OSError:
-            return False
+        return False
 
 
 def _each_once(receivers: list[Receiver]) -> list[Receiver]:

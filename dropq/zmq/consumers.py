@@ -56,14 +56,7 @@ class _Late(NamedTuple):
 
 
 class Consumers:
-    """The consumers of one queue, which are one subscription.
-
-    Args:
-        socket: the DEALER that sends to them.
-        lease: for how long a message is a consumer's, in seconds.
-        in_flight: how many messages may be out.
-        max_size: the most bytes of a message.
-        headers: whether a delivery says in a header what is known of its message.
+    """The consumers of one queue, which are one subscription; the last arguments are those of `Terms`.
 
     Attributes:
         watch: wakes the server when a message may have come.
@@ -84,7 +77,8 @@ class Consumers:
         self._refused = list[_Out]()  # acknowledged, and the file system refused
         self._late: dict[bytes, _Late] = {}
         self._listens_until = 0.0
-        self._blocked = False
+        #: Whether no consumer takes a message now.
+        self.blocked = False
         self._attempt_at = 0.0
         self._why = ""
         self._subscription: Subscription | None = None
@@ -112,18 +106,13 @@ class Consumers:
         return len(self._out) + len(self._refused)
 
     @property
-    def blocked(self) -> bool:
-        """Whether no consumer takes a message now."""
-        return self._blocked
-
-    @property
     def idle_for(self) -> float:
         """Seconds until there is something to do without news."""
         now = time.monotonic()
         ends = self._first_end
         if ends <= now:
             ends = self._listens_until
-        elif self.out < self._in_flight and not self._blocked:
+        elif self.out < self._in_flight and not self.blocked:
             ends = min(ends, self._attempt_at)
         return min(max(ends - now, 0.0), RESCAN)
 
@@ -240,7 +229,7 @@ class Consumers:
 
     def deliver(self) -> None:
         """Claim messages as long as a consumer takes them and more may be out, and send them."""
-        self._blocked = False
+        self.blocked = False
         for number in range(self._in_flight):  # and no more, as acks wait meanwhile
             now = time.monotonic()
             if self.out >= self._in_flight or now < self._attempt_at:
@@ -248,7 +237,7 @@ class Consumers:
             if now >= self._first_end:  # what was said of it is read before a sweep may return it
                 return
             if not is_writable(self._socket):
-                self._blocked = True
+                self.blocked = True
                 return
             message = self._next()
             if message is not None:
@@ -290,7 +279,7 @@ class Consumers:
             return
         until = time.monotonic() + self._lease
         if not sent(self._socket, frames):
-            self._blocked = True
+            self.blocked = True
             with suppress(DropqError):  # a sweep returns it
                 message.release(counted=False)
             return

@@ -55,14 +55,10 @@ def check(public: bytes, secret: bytes) -> bool:
 
 
 class Curve:
-    """The server's side of one connection.
+    """The server's side of one connection, by its own public and secret key.
 
-    Args:
-        public, secret: the keys of the server.
-        name_of: returns the name of a public key, or None if nobody may come in with it.
-
-    Attributes:
-        key, name: the public key of the client, and its name, once it has come in.
+    `name_of` returns the name of a client's key, or None if nobody may come in with it. They are `name` and `key` once
+    the client has come in.
     """
 
     def __init__(self, public: bytes, secret: bytes, name_of: Callable[[bytes], str | None]) -> None:
@@ -78,16 +74,9 @@ class Curve:
         self.name = ""
 
     def shake(self, name: bytes, command: bytes, properties: bytes) -> tuple[bytes, bytes | None]:
-        """Answer a command of the handshake.
+        """Answer a command of the handshake with the server's properties, or raise Broken if it is not let in.
 
-        Args:
-            properties: what the server says of itself.
-
-        Returns:
-            The answer, and what the client says of itself, once it is let in.
-
-        Raises:
-            Broken: it is not let in.
+        Return the answer, and what the client says of itself, once it is let in.
         """
         if name == b"HELLO" and not self._cookie and len(command) == 200:
             return self._welcome(command), None

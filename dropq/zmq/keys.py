@@ -56,13 +56,9 @@ def _is_closed(folder: str) -> bool:
 
 
 class Keys:
-    """The keys of a server, and of those who may use its sockets.
+    """The keys of a server, and of those who may use its sockets; ConfigError if they cannot be used.
 
-    Args:
-        folder: has `server.key_secret`, and folders `producers`, `consumers` and `monitors` of public keys.
-
-    Raises:
-        ConfigError: a file or a folder is missing, or others may read the secret.
+    The folder has `server.key_secret`, and folders `producers`, `consumers` and `monitors` of public keys.
     """
 
     def __init__(self, folder: str) -> None:

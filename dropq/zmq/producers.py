@@ -33,13 +33,7 @@ class _Asked(NamedTuple):
 
 
 class Producers:
-    """The producers of one queue.
-
-    Args:
-        socket: the ROUTER that they send to.
-        queue: takes the messages; this object alone may use it.
-        max_size: the most bytes of a message.
-        headers: whether a header says something of its message; else all headers are ignored.
+    """The producers of one queue, which this object alone may use; the last arguments are those of `Terms`.
 
     Attributes:
         stored, refused: how many messages were answered this way.

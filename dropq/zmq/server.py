@@ -60,9 +60,7 @@ class Terms:
 class Server:
     """Serves a queue until it is asked to stop.
 
-    Raises:
-        ConfigError: an address is open to others, and there are no keys; or the keys cannot be used.
-        ValueError: an address is none.
+    ConfigError if an address is open to others, and there are no usable keys; ValueError if it is no address.
     """
 
     def __init__(self, queue: Queue, terms: Terms) -> None:
@@ -143,10 +141,8 @@ class Server:
                 news = self._network.poll(0 if waits else self._idle_for)
                 if news:
                     self._consumers.attempt_again()
-                if news is not False:
-                    self._watch.wait(
-                        0
-                    )  # before the look; where nothing happens, it watches the folder that is there now
+                if news is not False:  # before the look; where nothing happens, it watches the folder that is there now
+                    self._watch.wait(0)
                 self._consumers.settle(readable=bool(send.ready))
                 self._producers.serve(reads=reads)
                 self._network.flush()  # before the search for messages, which takes longer

@@ -92,14 +92,10 @@ class Peer:
 
 
 class Socket:
-    """A socket, which has any number of peers.
+    """One of the sockets receive, send and monitor, with at most `peers` connections.
 
-    Args:
-        name: receive, send or monitor.
-        most: the most bytes of a message.
-        hwm: how many messages may wait here for each consumer.
-        peers: how many connections it may have.
-        curve: makes the server's side of a handshake; None lets in everybody.
+    At most `hwm` messages wait here for each consumer; `curve` makes the server's side of a handshake, and None lets in
+    everybody.
     """
 
     def __init__(
@@ -129,9 +125,6 @@ class Network:
 
     While that thread is away for longer than `AWAY`, as a slow disk lets it be, another one reads and writes for it, so
     that clients with signs of life see that the server lives.
-
-    Attributes:
-        lock: is held by who reads, writes, or looks for who takes a message.
     """
 
     def __init__(self) -> None:
@@ -144,6 +137,7 @@ class Network:
         self._later = list[tuple[selectors.SelectorKey, int]]()
         self._paths = dict[str, int]()
         self._watched: int | None = None
+        #: Is held by who reads, writes, or looks for who takes a message.
         self.lock = threading.RLock()
         self._left_at: float | None = time.monotonic()  # when the thread that serves went away
         self._closed = threading.Event()

@@ -43,13 +43,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class Produced(NamedTuple):
-    """What a producer sent.
-
-    Attributes:
-        id: names the answer, and nothing else.
-        headers: what stands between the id and the delimiter.
-        parts: what is to be stored.
-    """
+    """What a producer sent: an id, which names the answer and nothing else, headers, and the parts to be stored."""
 
     id: bytes
     headers: Sequence[bytes]
@@ -124,14 +118,9 @@ def fields_of(headers: Sequence[bytes]) -> dict[str, Any]:
 def delivery(
     key: bytes, sent_us: int, timeout_us: int, parts: Sequence[bytes], header: bytes | None = None
 ) -> list[bytes]:
-    """Return a message for a consumer.
+    """Return a message for a consumer, who settles it by its key within a time in microseconds.
 
-    Args:
-        key: what the consumer settles it by.
-        sent_us: when it is delivered, in microseconds since 1970.
-        timeout_us: for how long it is the consumer's, in microseconds.
-        parts: what was stored.
-        header: what else is said of it; None for nothing.
+    It is sent at a time in microseconds since 1970; the header is what else is said of it.
     """
     said = [key, b"%d" % sent_us, b"%d" % timeout_us]
     return [*said, DELIMITER, *parts] if header is None else [*said, header, DELIMITER, *parts]

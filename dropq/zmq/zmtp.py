@@ -24,13 +24,7 @@ _SHORT = [[bytes((flags, size)) for size in range(256)] for flags in range(8)]
 
 
 class Got(NamedTuple):
-    """A message of a peer.
-
-    Attributes:
-        frames: its frames; of a message that is too long the first alone.
-        whole: whether these are all of it.
-        size: what it counts, in bytes.
-    """
+    """A message of a peer, of which it counts so many bytes; if it is too long, not `whole`, only its first frame."""
 
     frames: list[bytes]
     whole: bool
@@ -38,13 +32,9 @@ class Got(NamedTuple):
 
 
 class Conversation:
-    """What is said on one connection.
+    """What is said on one connection of a ROUTER or a DEALER.
 
-    Args:
-        type: of our socket: ROUTER or DEALER.
-        most: the most bytes of all frames of a message.
-        frames: the most frames of a message.
-        curve: who may speak, by which key; None lets in everybody.
+    A message has at most so many bytes and frames; `curve` says who may speak, and None lets in everybody.
 
     Attributes:
         out: what is to be sent to the peer before anything else.
