@@ -42,16 +42,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A compiled expression, which has a value for each message; expressions with equal texts are equal.
-
-    Attributes:
-        text: the expression as it was written.
-        reads_body: whether it has paths, and so may need the body of a message.
-        identifiers: the header fields and properties that it names, and `UNIX_TIMESTAMP()`.
-    """
+    """A compiled expression, which has a value for each message; expressions with equal texts are equal."""
 
     text: str
+    #: Whether it has paths, and so may need the body of a message.
     reads_body: bool
+    #: The header fields and properties that it names, and `UNIX_TIMESTAMP()`.
     identifiers: frozenset[str] = field(repr=False, compare=False)
     _node: Node = field(repr=False, compare=False)
 

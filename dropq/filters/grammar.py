@@ -60,19 +60,16 @@ class Token(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A parsed expression.
-
-    Attributes:
-        at: the column where it begins, from 0.
-        kind: the kind of its value; None if that depends on the message.
-        literal: the value of a literal; None for NULL and for all other expressions.
-        name: the name of an identifier; "" for all other expressions.
-    """
+    """A parsed expression."""
 
     node: Node
+    #: The column where it begins, from 0.
     at: int
+    #: The kind of its value; None if that depends on the message.
     kind: str | None
+    #: The value of a literal; None for NULL and for all other expressions.
     literal: Value = None
+    #: The name of an identifier; "" for all other expressions.
     name: str = ""
 
 
@@ -93,18 +90,15 @@ class Source(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """The tokens of a language.
+    """The tokens of a language."""
 
-    Attributes:
-        lexeme: matches the next token; the group says what it is: one of `WORDS`, or string, phrase or symbol.
-        path: parses a path where an operand may stand; None if the language has no paths.
-        kinds: the kinds of symbols, phrases and words between operands, where they differ from the text.
-        instead: what to write in place of a character of other languages.
-    """
-
+    #: Matches the next token; the group says what it is: one of `WORDS`, or string, phrase or symbol.
     lexeme: re.Pattern[str]
+    #: Parses a path where an operand may stand; None if the language has no paths.
     path: Callable[[Source, int], Path] | None = None
+    #: The kinds of symbols, phrases and words between operands, where they differ from the text.
     kinds: Mapping[str, str] = MappingProxyType({})
+    #: What to write in place of a character of other languages.
     instead: Mapping[str, str] = MappingProxyType({})
 
 

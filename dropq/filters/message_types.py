@@ -25,16 +25,13 @@ DEPTH = 1000
 
 
 class MessageType(NamedTuple):
-    """How to read a body.
+    """How to read a body."""
 
-    Attributes:
-        parse: returns what is in it, and raises any error if it is not of this type; None if bodies are not read.
-        longest: bytes of the longest body that is read: one of many small parts takes hundreds of times as much memory.
-        values: functions that convert values which JSON does not have, by their types; others are opaque.
-    """
-
+    #: Returns what is in it, and raises any error if it is not of this type; None if bodies are not read.
     parse: Callable[[bytes], object] | None
+    #: Functions that convert values which JSON does not have, by their types; others are opaque.
     values: Mapping[type, Callable[[Any], object]] = {}
+    #: Bytes of the longest body that is read: one of many small parts takes hundreds of times as much memory.
     longest: int = LIMIT
 
 

@@ -81,7 +81,8 @@ class FairShare:
 
     def rivals(self, file: MessageFile) -> list[Ticket]:
         """Return the other subscriptions that wait, would take a message, and come before this one: the next first."""
-        return sorted((one for one in self._others if self._is_before(one) and self._takes(one, file)), key=self._rank)
+        before = (one for one in self._others if not self._lasting or self._rank(one) < self._rank(self._own))
+        return sorted((one for one in before if self._takes(one, file)), key=self._rank)
 
     def is_left(self, file: MessageFile) -> bool:
         """Return whether a message stays for another subscription now, and pass over nobody: that needs the lock.
@@ -139,9 +140,6 @@ class FairShare:
             if file.startswith(f"{self._own.subscription},"):
                 with suppress(OSError):  # if it stays, another consumer or a sweep removes it, as that of a dead one
                     self._context.storage.unlink(f"{self._folder}/{file}")
-
-    def _is_before(self, other: Ticket) -> bool:
-        return not self._lasting or self._rank(other) < self._rank(self._own)
 
     def _rank(self, ticket: Ticket) -> tuple[float, int, str]:
         """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""

@@ -23,20 +23,17 @@ CONFIG_AGE = 1.0
 
 
 class FilterRest:
-    """Decides about what a queue's own filter does not match; Unavailable if it needs an extra that is not installed.
-
-    Attributes:
-        matches: tests a waiting message by the filter; None where the queue has none.
-        is_put_aside: whether the rest goes to error/.
-        is_idle: whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
-    """
+    """Decides about what a queue's own filter does not match; Unavailable if it needs an extra that is missing."""
 
     def __init__(self, context: QueueContext) -> None:
         config = context.config
         self._context = context
         self._patience = round(config.unroutable_after * 1000)
+        #: Tests a waiting message by the filter; None where the queue has none.
         self.matches = belonging(context)
+        #: Whether the rest goes to error/.
         self.is_put_aside = _is_put_aside(context)
+        #: Whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
         self.is_idle = config.filter is not None and config.filter_rest == "error" and not self.is_put_aside
         self._decide = deciding(config.filter or "", context, "target", context) if self.is_put_aside else None
         #: When a message is looked at again, in ms since 1970; another file may come under a foreign name.

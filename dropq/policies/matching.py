@@ -162,12 +162,7 @@ class Lookups:
 
 
 class _Body:
-    """Reads a file's body for a filter.
-
-    Attributes:
-        content: the body.
-        refused: whether the body, or the message's sidecar, could not be read now, so that the result may change.
-    """
+    """Reads a file's body for a filter."""
 
     def __init__(self, path: str, message_type: MessageType) -> None:
         from dropq.filters import Body
@@ -175,6 +170,7 @@ class _Body:
         self._path = path
         self._longest = message_type.longest
         self.content = Body(self._read, message_type)
+        #: Whether the body, or the message's sidecar, could not be read now, so that the result may change.
         self.refused = False
 
     def _read(self) -> bytes:

@@ -40,19 +40,13 @@ _SELECTOR = ".selector"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route in use.
-
-    Attributes:
-        name: its name.
-        folder: where its messages go: `routing/NAME`.
-        selector: which messages it takes.
-        leaves_root: whether the folder is a link out of the root, where no sidecar of the root is found. What goes to
-            another file system takes its sidecar along.
-    """
+    """A route in use, whose messages go to a folder of `routing/`."""
 
     name: str
     folder: str
     selector: Filter
+    #: Whether the folder is a link out of the root, where no sidecar of the root is found. What goes to another file
+    #: system takes its sidecar along.
     leaves_root: bool
 
 

@@ -124,16 +124,13 @@ class InUse:
 
 
 class Choice(NamedTuple):
-    """Which selectors of a queue a waiting message is for.
+    """Which selectors of a queue a waiting message is for."""
 
-    Attributes:
-        copying: those that copy it first, all of them at once.
-        moving: those that may move or bounce it, any one of them.
-        stays: whether its copies are made, and it is for consumers now.
-    """
-
+    #: Those that copy it first, all of them at once.
     copying: list[InUse]
+    #: Those that may move or bounce it, any one of them.
     moving: list[InUse]
+    #: Whether its copies are made, and it is for consumers now.
     stays: bool
 
 

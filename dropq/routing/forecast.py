@@ -32,10 +32,6 @@ class Whereabouts:
         self._known: dict[str, tuple[frozenset[Via], dict[Via, Credit]]] = {}
         self._on_the_way: set[Via] = set()
 
-    def spent_by(self, context: QueueContext, token: str) -> dict[Via, Credit]:
-        """Return the credits that a selector of a queue has spent, with their contents; leave out damaged ones."""
-        return {via: said for via, said in self._of(context.name)[1].items() if via.token == token}
-
     def of(self, spent: dict[Via, Credit]) -> dict[str, int]:
         """Return how many messages each queue has under these credits, by address; "" stands for nowhere.
 
@@ -70,24 +66,21 @@ class Whereabouts:
                     self._on_the_way.update(vias_in_transit(layout))
         return self._known[address]
 
-    def in_words(self, spent: dict[Via, Credit]) -> str:
-        """Return in words which queues hold the messages of these credits."""
-        lying = self.of(spent)
+    def in_words(self, queue: str, token: str) -> str:
+        """Return in words which queues hold the messages of the credits that a selector of a queue has spent."""
+        lying = self.of({via: said for via, said in self._of(queue)[1].items() if via.token == token})
         lost = lying.pop("", 0)
         parts = [f"{address} holds {count_of(count)}" for address, count in sorted(lying.items())]
         return ", ".join([*parts, *([f"{count_of(lost)} cannot be found"] if lost else [])])
 
 
 class Forecast(Planner):
-    """What will become of the waiting messages of a queue; ask about them in the order of delivery.
-
-    Attributes:
-        refused: why selectors take nothing, by name, as found for the messages asked about so far.
-    """
+    """What will become of the waiting messages of a queue; ask about them in the order of delivery."""
 
     def __init__(self, context: QueueContext, whereabouts: Whereabouts | None = None) -> None:
         super().__init__(context, read_only=True)
         self._whereabouts = whereabouts or Whereabouts(context.root.layout)
+        #: Why selectors take nothing, by name, as found for the messages asked about so far.
         self.refused: dict[str, str] = {}
         self.refresh()
 
@@ -105,7 +98,7 @@ class Forecast(Planner):
             return ""
         if one.foreseen:
             return TAKEN_BEFORE
-        whereabouts = self._whereabouts.in_words(self._whereabouts.spent_by(self._context, one.selector.token))
+        whereabouts = self._whereabouts.in_words(self._context.name, one.selector.token)
         return f"{out}: {whereabouts}" if whereabouts else out
 
 

@@ -1,4 +1,7 @@
-"""The data source `dropq` of PySpark: queues as a format for reads and writes, in batches and streams."""
+"""The data source `dropq` of PySpark: queues as a format for reads and writes, in batches and streams.
+
+What an option, a column or a mode asks for and cannot be done is a ConfigError in the driver, before any task runs.
+"""
 
 from __future__ import annotations
 
@@ -50,32 +53,17 @@ class DropqDataSource(DataSource):
         raise ConfigError(f"bodyFormat={body_format} needs the columns of the rows: name them by .schema(...)")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch, which takes no message; Spark calls this in the driver.
-
-        Raises:
-            ConfigError: an option or a column cannot be used.
-        """
-        options = ReadOptions.parse(self.options)
-        _check_read(options, schema)
+        """Return the reader of a batch, which takes no message."""
+        options = _checked(ReadOptions.parse(self.options), schema)
         return QueueReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream, which claims messages in micro-batches and acknowledges committed ones.
-
-        Raises:
-            ConfigError: an option, a column or the queue's configuration cannot be used.
-        """
-        options = ReadOptions.parse(self.options, stream=True)
-        _check_read(options, schema)
+        """Return the reader of a stream, which claims messages in micro-batches and acknowledges committed ones."""
+        options = _checked(ReadOptions.parse(self.options, stream=True), schema)
         return QueueStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Begin a job that sends a data frame; Spark calls this in the driver, before any task runs.
-
-        Raises:
-            ConfigError: an option or a column cannot be used, or the mode is overwrite.
-            NoSuchQueue: there is no such queue.
-        """
+        """Begin a job that sends a data frame; NoSuchQueue if there is no such queue."""
         if overwrite:
             raise ConfigError("mode overwrite is refused: it would replace the messages of others; use mode append")
         options = WriteOptions.parse(self.options)
@@ -83,12 +71,7 @@ class DropqDataSource(DataSource):
         return QueueWriter.begin(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Return the writer of a stream, which sends each epoch once.
-
-        Raises:
-            ConfigError: an option or a column cannot be used, or the output mode is complete.
-            NoSuchQueue: there is no such queue.
-        """
+        """Return the writer of a stream, which sends each epoch once; NoSuchQueue if there is no such queue."""
         if overwrite:
             raise ConfigError("outputMode complete is refused: it would replace the messages of others; use append")
         options = WriteOptions.parse(self.options, stream=True)
@@ -96,11 +79,13 @@ class DropqDataSource(DataSource):
         return QueueStreamWriter(options, mark_of(options.open().context))
 
 
-def _check_read(options: ReadOptions, schema: StructType) -> None:
+def _checked(options: ReadOptions, schema: StructType) -> ReadOptions:
+    """Return the options of a read, or refuse a schema that they cannot be used with."""
     if options.body_format is None:
         check_columns(schema)
-        return
+        return options
     columns = options.body_columns(schema)
     problems = [*message_problems(schema), *body_problems(columns, options.body_format), *options.null_problems(schema)]
     if problems:
         raise ConfigError(f"bodies cannot be read with this schema: {'; '.join(problems)}")
+    return options

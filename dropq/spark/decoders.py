@@ -121,10 +121,7 @@ def read_arrow(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
 
 
 def read_text(file: IO[bytes], schema: pa.Schema, is_rest: bool) -> Iterator[pa.RecordBatch]:
-    """Read each line into the only column, whatever its name.
-
-    An empty line is an empty text, unless the body is what is left of a bundle: then it is skipped.
-    """
+    """Read each line into the only column, whatever its name; skip empty lines if the body is the rest of a bundle."""
     if [is_text(kind) for kind in schema.types] != [True]:
         wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise BadBody(f"text is one column of strings, and {wanted} is wanted")
@@ -447,20 +444,17 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 
 
 class _Dialect(NamedTuple):
-    """How a quote is written inside quotes.
+    """How a quote is written inside quotes."""
 
-    Attributes:
-        rows: matches the complete rows.
-        closed: matches everything before a quote that is not closed as it should be.
-        behind: matches a quoted text with something behind it.
-        way: the part of an error that says what to do.
-        to, back: tables by which bytes change places before the patterns are used, and after; empty for none.
-    """
-
+    #: Matches the complete rows.
     rows: re.Pattern[bytes]
+    #: Matches everything before a quote that is not closed as it should be.
     closed: re.Pattern[bytes]
+    #: Matches a quoted text with something behind it.
     behind: re.Pattern[bytes]
+    #: The part of an error that says what to do.
     way: str
+    #: Tables by which bytes change places before the patterns are used, and after; empty for none.
     to: bytes = b""
     back: bytes = b""
 
@@ -501,8 +495,7 @@ def _header_start(file: IO[bytes]) -> int:
 def _doubled_rows(file: IO[bytes], start: int, csv: CsvOptions) -> Iterator[bytes]:
     """Yield csv in blocks of whole rows, with the usual separator and quote; quotes inside quotes are written twice.
 
-    Raises:
-        BadBody: a quoted text does not end where its field ends; or it is likely that backslashes escape its quotes.
+    BadBody if a quoted text does not end where its field ends, or if it is likely that backslashes escape its quotes.
     """
     rows = _whole_rows(file, start, _dialect(csv))
     if csv.escape == ESCAPES[1]:
@@ -524,10 +517,8 @@ def _refuse_backslashes(block: bytes, start: int, *, seen: bool) -> bool:
     """Return whether a backslash stood before a quote until now.
 
     Where backslashes escape quotes, a text that is read as if quotes were written twice goes on in the next columns,
-    until a quote stands in a field that does not begin with one.
-
-    Raises:
-        BadBody: there is such a quote in a row that has such a backslash, or behind that row.
+    until a quote stands in a field that does not begin with one. BadBody if there is such a quote in a row that has
+    such a backslash, or behind that row.
     """
     if not seen and b"\\" not in block:  # one byte is found ten times as fast as two
         return False

@@ -27,11 +27,7 @@ JMS_WORDS = {
 
 
 def check_words(context: QueueContext, filter: str | None, states: Iterable[str] = ("target",)) -> None:
-    """Refuse a filter that names a column, where messages are listed and none has a property of that name.
-
-    Raises:
-        InvalidFilter: the filter cannot be read; or it names a column, and the error says JMS's word for it.
-    """
+    """Raise InvalidFilter if a filter names a column, and messages are listed, but none has a property of that name."""
     meant = set() if filter is None else JMS_WORDS.keys() & compile_filter(filter).identifiers
     if not meant:
         return

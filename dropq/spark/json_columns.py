@@ -59,24 +59,20 @@ def _struct(column: pa.Array) -> pa.Array:
 
 def _list(column: pa.Array) -> pa.Array:
     starts, own = extent(column)
-    return _join("[", _joined(starts, _or_null(values(own(column.values)))), "]")
+    return _join("[", _joined(starts, values(own(column.values))), "]")
 
 
 def _map(column: pa.Array) -> pa.Array:
     starts, own = extent(column)
-    keys, items = values(own(column.keys)), _or_null(values(own(column.items)))
+    keys, items = values(own(column.keys)), values(own(column.items)).fill_null("null")
     names = keys if is_text(column.type.key_type) else _join('"', keys, '"')
     return _join("{", _joined(starts, _join(names, ":", items)), "}")
 
 
 def _joined(starts: pa.Array, items: pa.Array) -> pa.Array:
     """Return the texts of the items of each list, with commas between them."""
-    # Arrow joins no lists of large strings.
-    return compute.binary_join(pa.ListArray.from_arrays(starts, items.cast(pa.string())), ",").cast(TEXT)
-
-
-def _or_null(texts: pa.Array) -> pa.Array:
-    return texts.fill_null("null")
+    texts = items.fill_null("null").cast(pa.string())  # Arrow joins no lists of large strings
+    return compute.binary_join(pa.ListArray.from_arrays(starts, texts), ",").cast(TEXT)
 
 
 # -- values --------------------------------------------------------------------------------------------------------
@@ -92,10 +88,6 @@ def _double(column: pa.Array) -> pa.Array:
     plain = compute.or_(compute.and_(compute.greater(size, 1e-3), compute.less(size, 1e9)), compute.equal(size, 0))
     fraction = compute.if_else(compute.equal(compute.floor(column), column), _scalar(".0"), _scalar(""))
     return _by_python(_join(column.cast(TEXT), fraction), column, compute.invert(plain), _float)
-
-
-def _single(column: pa.Array) -> pa.Array:
-    return _all_by_python(column, lambda value: _float(_shortest(value)))  # Arrow may choose other digits
 
 
 def _decimal(column: pa.Array) -> pa.Array:
@@ -123,29 +115,21 @@ def _string(column: pa.Array) -> pa.Array:
     return _by_python(_join('"', texts, '"'), column, special, _text)
 
 
-def _binary(column: pa.Array) -> pa.Array:
-    return _all_by_python(column, _base64)  # Arrow has no base64
-
-
-def _nothing(column: pa.Array) -> pa.Array:
-    return pa.nulls(len(column), TEXT)
-
-
 #: A test of a type, and the function that writes its values.
 _WRITERS: tuple[tuple[Callable[[Any], bool], Callable[[pa.Array], pa.Array]], ...] = (
     (is_text, _string),
     (types.is_integer, _plain),
-    (types.is_float32, _single),
+    (types.is_float32, lambda column: _all_by_python(column, _single)),  # Arrow may choose other digits
     (types.is_floating, _double),
     (types.is_boolean, _plain),
     (types.is_decimal, _decimal),
     (types.is_date, _date),
     (types.is_timestamp, _timestamp),
-    (is_bytes, _binary),
+    (is_bytes, lambda column: _all_by_python(column, _base64)),  # Arrow has no base64
     (types.is_struct, _struct),
     (types.is_map, _map),
     (is_list, _list),
-    (types.is_null, _nothing),
+    (types.is_null, _plain),
 )
 
 
@@ -172,13 +156,13 @@ def _float(value: float) -> str:
     return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
 
 
-def _shortest(value: float) -> float:
-    """Return the double with the fewest digits that rounds to the same 32-bit float."""
+def _single(value: float) -> str:
+    """Write the double with the fewest digits that rounds to the same 32-bit float."""
     for digits in range(6, 9) if math.isfinite(value) else ():
         short = float(f"{value:.{digits}g}")
         if struct.unpack("f", struct.pack("f", short))[0] == value:
-            return short
-    return value
+            return _float(short)
+    return _float(value)
 
 
 def _base64(value: bytes) -> str:

@@ -137,10 +137,6 @@ class Layout:
 # -- values --------------------------------------------------------------------------------------------------------
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column.cast(kind)
-
-
 def _floats(column: pa.Array, kind: pa.DataType) -> pa.Array:
     numbers = column.cast(kind, safe=False)
     if compute.any(compute.is_inf(numbers)).as_py():
@@ -178,9 +174,9 @@ _KINDS: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
     # pyarrow.json does not check the precision of a decimal. With 38 digits on each side all fit the plain type.
     (
         types.is_decimal,
-        _Kind(r"-?(?:0|[1-9][0-9]{0,37})(?:\.[0-9]{1,38})?", lambda kind: pa.decimal256(76, kind.scale), _cast),
+        _Kind(r"-?(?:0|[1-9][0-9]{0,37})(?:\.[0-9]{1,38})?", lambda kind: pa.decimal256(76, kind.scale), pa.Array.cast),
     ),
-    (types.is_date, _Kind(f'"{_DATE}"', lambda _: pa.string(), _cast)),
+    (types.is_date, _Kind(f'"{_DATE}"', lambda _: pa.string(), pa.Array.cast)),
     (is_text, _Kind(_TEXT)),
     (is_bytes, _Kind(_TEXT, lambda _: pa.string(), _bytes)),
 )

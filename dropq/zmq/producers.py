@@ -6,7 +6,6 @@ in memory, at most a batch, and until it has room nothing more is read: so the s
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -18,10 +17,8 @@ from dropq.policies.send_limits import MustWait
 from dropq.queue.sender import BATCH, PLAIN, Sent
 from dropq.storage.watch import PAUSE
 from dropq.zmq import wire
-from dropq.zmq.sockets import LOG_EVERY, Peer, Socket, answered, name_of, received
+from dropq.zmq.sockets import Peer, Socket, answered, name_of, received
 from dropq.zmq.zmtp import ID, Got
-
-log = logging.getLogger("dropq")
 
 
 class _Asked(NamedTuple):
@@ -33,12 +30,7 @@ class _Asked(NamedTuple):
 
 
 class Producers:
-    """The producers of one queue, which this object alone may use; the last arguments are those of `Terms`.
-
-    Attributes:
-        stored, refused: how many messages were answered this way.
-        syncs: how many batches were stored.
-    """
+    """The producers of one queue, which this object alone may use; the last arguments are those of `Terms`."""
 
     def __init__(self, socket: Socket, queue: Queue, *, max_size: int, headers: bool) -> None:
         queue._waits = False
@@ -48,8 +40,8 @@ class Producers:
         self._headers = headers
         self._asked = deque[_Asked]()
         self._tries_at = 0.0
-        self._logs_at = 0.0
         self._unlogged = 0
+        #: How many messages were answered so, and how many batches were stored.
         self.stored = self.refused = self.syncs = 0
 
     @property
@@ -114,7 +106,7 @@ class Producers:
             self._send(sent, count)
         except MustWait as error:
             self._tries_at = time.monotonic() + PAUSE
-            self._log("producers wait: %s", error)
+            self._socket.network.log("producers", "producers wait: %s", error)
             failed = error
         except (DropqError, ValueError) as error:
             failed = error
@@ -147,14 +139,6 @@ class Producers:
         self.refused += 1
         self._unlogged += 1
         answered(peer, wire.refused(id, why))
-        unlogged = self._unlogged
-        if self._log("%d messages of producers were refused, the last of %s: %s", unlogged, name_of(peer), why):
+        said = "%d messages of producers were refused, the last of %s: %s"
+        if self._socket.network.log("producers", said, self._unlogged, name_of(peer), why):
             self._unlogged = 0
-
-    def _log(self, text: str, *values: object) -> bool:
-        """Log a warning, unless another was logged a moment ago; return whether it did."""
-        if time.monotonic() < self._logs_at:
-            return False
-        self._logs_at = time.monotonic() + LOG_EVERY
-        log.warning(text, *values)
-        return True

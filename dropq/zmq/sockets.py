@@ -314,12 +314,14 @@ class Network:
             self._accept_more(socket)
         self._settle(peer)
 
-    def log(self, what: str, text: str, *values: object) -> None:
-        """Log a warning, unless one of its kind was logged a moment ago."""
+    def log(self, what: str, text: str, *values: object) -> bool:
+        """Log a warning, unless one of its kind was logged a moment ago; return whether it did."""
         now = time.monotonic()
-        if now >= self._logs_at.get(what, 0.0):
-            self._logs_at[what] = now + LOG_EVERY
-            log.warning(text, *values)
+        if now < self._logs_at.get(what, 0.0):
+            return False
+        self._logs_at[what] = now + LOG_EVERY
+        log.warning(text, *values)
+        return True
 
     def _tick(self, now: float) -> None:
         without_turn = self._without_turn  # what they have said was not read yet
