@@ -15,7 +15,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
 
 from dropq.config import selectors as files
 from dropq.config.load import load_queue
@@ -30,7 +31,6 @@ from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class View(NamedTuple):
@@ -138,7 +138,7 @@ class Circles:
                 yield from self._sent(waypoint.root, to)
         for name in sorted(filter(None, map(files.name_of, reading.names_in(waypoint.layout.selectors)))):
             path = f"{waypoint.layout.selectors}/{name}{files.SUFFIX}"
-            selector = self._known(path, _selector, path, waypoint.address)
+            selector = self._known(path, partial(_selector, path, waypoint.address))
             if selector is not None and selector.to is not None:
                 yield from self._sent(waypoint.root, selector.to)
 
@@ -193,15 +193,15 @@ class Circles:
             return None
         if self._planned is not None and waypoint[:2] == self._planned.waypoint[:2]:
             return self._planned.view
-        return self._known(waypoint.layout.config_file, _view, waypoint)
+        return self._known(waypoint.layout.config_file, partial(_view, waypoint))
 
-    def _known(self, path: str, read: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def _known(self, path: str, read: Callable[[], T | None]) -> T | None:
         """Return what a file says; None if it is not there, or cannot be used."""
         try:
             found = os.stat(path)
             version = (found.st_ino, found.st_mtime_ns, found.st_size)
             if path not in self._read or self._read[path][0] != version:
-                self._read[path] = version, read(*args, **kwargs)
+                self._read[path] = version, read()
         except (OSError, DropqError):
             return None
         return cast(T, self._read[path][1])

@@ -132,7 +132,7 @@ def check_file(path: str) -> list[str]:
         properties.read(path)
     except _Unusable as error:
         return [f"{path}: {error}"]
-    for key in properties.keys:
+    for key in sorted(properties.values):
         name = key.removesuffix(_SELECTOR)
         if name in ("", key) or "/" in name:
             found.append(f"{path}: {key} is not the selector of a route: write ROUTE{_SELECTOR}=...")
@@ -153,13 +153,9 @@ class _Properties:
 
     def __init__(self) -> None:
         self._content: bytes | None = None
-        self._values: Mapping[str, str] = {}
+        #: The values, by their keys.
+        self.values: Mapping[str, str] = {}
         self._compiled: dict[str, Filter] = {}
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys, in order."""
-        return sorted(self._values)
 
     def read(self, path: str) -> None:
         """Read the file again, or raise _Unusable."""
@@ -170,12 +166,12 @@ class _Properties:
         except OSError as error:
             raise _Unusable(f"{path} cannot be read: {describe(error)}") from error
         if content != self._content:
-            self._content, self._values, self._compiled = content, read_properties(content), {}
+            self._content, self.values, self._compiled = content, read_properties(content), {}
 
     def selector(self, name: str) -> Filter:
         """Return the selector of a route; _Unusable if it has none, or one that cannot be used."""
         if name not in self._compiled:
-            self._compiled[name] = _compiled(name, self._values.get(f"{name}{_SELECTOR}"))
+            self._compiled[name] = _compiled(name, self.values.get(f"{name}{_SELECTOR}"))
         return self._compiled[name]
 
 

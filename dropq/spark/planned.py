@@ -100,30 +100,23 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
         return {states[0]: Planned([*dict.fromkeys(found.names)])}
     begun = context.clock.now_ms()
     plans = {state: Planned([]) for state in states}
-    listings: list[tuple[str, dict[Identity, str]]] = []
     shown: list[tuple[str, Sequence[str]]] = []
-    known: set[Identity] = set()
+    first: dict[Identity, StateFile] = {}
     several: dict[Identity, list[StateFile]] = {}
     for number in range(LISTINGS if len(states) > 1 else 1):
-        unseen: set[Identity] = set()
+        is_whole = True
         for state in sorted(states, key=_IN_ORDER.index):
             shown.append((state, (found := listing(state)).names))
             new = _planned(context, state, found, plans[state])
-            identities = [new.identities.get(file) or str(_named_identity(context, file)) for file in new.names]
-            ids = dict(zip(identities, new.names, strict=True))
-            for earlier, others in listings:
-                for identity in ids.keys() & others.keys():
-                    several.setdefault(identity, [(earlier, others[identity])])
-            for identity, file in zip(identities, new.names, strict=True) if len(ids) < len(identities) else ():
-                if ids[identity] != file:
-                    several.setdefault(identity, []).append((state, file))
-            for identity in ids.keys() & several.keys():
-                several[identity].append((state, ids[identity]))
-            listings.append((state, ids))
-            unseen |= ids.keys() - known
-            known |= unseen
+            for file in new.names:
+                identity = new.identities.get(file) or str(_named_identity(context, file))
+                if identity in first:
+                    several.setdefault(identity, [first[identity]]).append((state, file))
+                else:
+                    first[identity] = state, file
+                    is_whole = is_whole and not _is_of_before(identity, begun)
             plans[state] = plans[state].and_then(new)
-        if number and not any(_is_of_before(identity, begun) for identity in unseen):
+        if number and is_whole:
             break
     left = {*_left(context, several, shown, begun)}
     return {
