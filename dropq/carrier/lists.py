@@ -48,28 +48,25 @@ class List:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Carries the messages in a folder of a queue into another queue.
-
-    Attributes:
-        given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
-        lists: the folder of their lists, on the same file system.
-        row: names the row of lists in `destination`; no other folder's lists have the name.
-        mark: of `source`; the ledger of `destination` keeps it, as an older state of `source` may lack the row.
-        check: raises an error if another queue has taken the place of `destination`.
-        name: returns what the name of the copy says, from the message's own file name.
-        arrived: the names in `destination` of what this carrier sent, by the names in `given`.
-        written: the names in `given` that somebody wrote to while they were copied: another carrier takes them.
-    """
+    """Carries the messages in a folder of a queue into another queue."""
 
     source: QueueContext
+    #: The folder that they lie in, on the file system of `source`; each name there is given once, for ever.
     given: str
+    #: The folder of their lists, on the same file system.
     lists: str
     destination: QueueContext
+    #: Names the row of lists in `destination`; no other folder's lists have the name.
     row: str
+    #: Of `source`; the ledger of `destination` keeps it, as an older state of `source` may lack the row.
     mark: str
+    #: Raises an error if another queue has taken the place of `destination`.
     check: Callable[[], None]
+    #: Returns what the name of the copy says, from the message's own file name.
     name: Callable[[str], Name]
+    #: The names in `destination` of what this carrier sent, by the names in `given`.
     arrived: dict[str, str] = field(default_factory=dict)
+    #: The names in `given` that somebody wrote to while they were copied: another carrier takes them.
     written: set[str] = field(default_factory=set)
 
     def run(self) -> Iterator[int]:

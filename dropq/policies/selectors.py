@@ -135,13 +135,7 @@ class Choice(NamedTuple):
 
 
 class Selectors:
-    """The selectors of a queue, as they were at the last refresh; if `read_only`, it gives no token to any.
-
-    Attributes:
-        in_use: those that can be used, in the order of their names.
-        on_circle: those that are not used, as the queue is on a circle.
-        unusable: why each of the others takes nothing, by the name of its file.
-    """
+    """The selectors of a queue, as they were at the last refresh; if `read_only`, it gives no token to any."""
 
     def __init__(self, context: QueueContext, *, read_only: bool = False) -> None:
         self._context = context
@@ -149,8 +143,11 @@ class Selectors:
         self._circles = Circles()
         self._files = reading.Listing(context.layout.selectors, context.clock)
         self._warned: dict[str, str] = {}
+        #: Those that can be used, in the order of their names.
         self.in_use: tuple[InUse, ...] = ()
+        #: Those that are not used, as the queue is on a circle.
         self.on_circle: tuple[InUse, ...] = ()
+        #: Why each of the others takes nothing, by the name of its file.
         self.unusable: dict[str, str] = {}
         #: Whether each file was read: another selector than those in use may want to copy a message first.
         self._are_known = True

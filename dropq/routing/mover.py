@@ -40,12 +40,7 @@ log = logging.getLogger("dropq")
 
 
 class Mover:
-    """Does what the selectors of one queue say.
-
-    Attributes:
-        moved: how many messages each selector moved, copied or bounced until now.
-        blocked_by: why the last message given to `take` stays; "" if it left.
-    """
+    """Does what the selectors of one queue say."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -55,7 +50,9 @@ class Mover:
         self._lock = PolicyLock(context, keeps_open=True)
         self._made = set[str]()
         self._owners = router_claims()
+        #: How many messages each selector moved, copied or bounced until now.
         self.moved: Counter[str] = Counter()
+        #: Why the last message given to `take` stays; "" if it left.
         self.blocked_by = ""
 
     def refresh(self) -> None:

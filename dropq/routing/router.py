@@ -54,12 +54,8 @@ class Folders(NamedTuple):
 class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
-    It does the `sweep` on the way, if there is one, as messages that this delivers may go to a route.
-
-    Attributes:
-        moved: how many messages went to which route until now.
-        distributed: how many messages of a topic were distributed until now, with those that went to a route.
-        has_moved, rests_for: of the last `serve`, as of `Routers`.
+    It does the `sweep` on the way, if there is one, as messages that this delivers may go to a route. What is said of
+    the last `serve` is as of `Routers`.
     """
 
     def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
@@ -74,7 +70,9 @@ class Router:
         self._rest: deque[MessageFile] | None = None
         self._refresh_at = 0.0
         self._paused = False
+        #: How many messages went to which route until now.
         self.moved: Counter[str] = Counter()
+        #: How many messages of a topic were distributed until now, with those that went to a route.
         self.distributed = 0
         self.has_moved = False
         self.rests_for = 0.0

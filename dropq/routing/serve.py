@@ -122,11 +122,6 @@ class Routers:
 
     They serve a queue with events or waiting messages as its own router would. They check a queue that does not change
     with time now and then: the more queues there are, the less often. `sweep` returns the sweep of a queue's router.
-
-    Attributes:
-        passed_over: why queues are not served now, by address; the log says so once.
-        has_moved: whether the last `serve` moved, copied or distributed a message.
-        rests_for: the seconds for which not to serve again, whatever changes: a long pass moved nothing.
     """
 
     def __init__(self, root: RootContext, *, sweep: Callable[[QueueContext], SweepOnTheWay]) -> None:
@@ -137,8 +132,11 @@ class Routers:
         self._taken: dict[str, Taken] = {}
         self._distributed = 0
         self._lists_at = 0.0
+        #: Why queues are not served now, by address; the log says so once.
         self.passed_over: dict[str, str] = {}
+        #: Whether the last `serve` moved, copied or distributed a message.
         self.has_moved = False
+        #: The seconds for which not to serve again, whatever changes: a long pass moved nothing.
         self.rests_for = 0.0
 
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:

@@ -89,9 +89,6 @@ class Storage:
         group: the numeric group of new files and folders; None leaves it to the system.
         base: a folder that is never made, nor are those above it: a write into a deleted queue fails.
         lenient: accept a file system that has no modes or groups.
-
-    Attributes:
-        copy_speed: the bytes a second with which a large part of a body was copied, as given to `note_copy`.
     """
 
     def __init__(
@@ -113,6 +110,7 @@ class Storage:
         self._base = base
         self._lenient = lenient
         self._create_mode = FILE_MODE if file_mode is None else file_mode
+        #: The bytes a second with which a large part of a body was copied, as given to `note_copy`.
         self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
@@ -738,11 +736,8 @@ class Storage:
 
     def sync_path(self, path: str) -> None:
         """Make the content of a closed file durable; does nothing at durability `none`."""
-        fd = open_file(path, READ)
-        try:
+        with closing(open_file(path, READ)) as fd:
             self.sync_file(fd)
-        finally:
-            os.close(fd)
 
     def sync_file(self, fd: int) -> None:
         """Make a file's content durable; does nothing at durability `none`."""

@@ -35,12 +35,6 @@ class Conversation:
     """What is said on one connection of a ROUTER or a DEALER.
 
     A message has at most so many bytes and frames; `curve` says who may speak, and None lets in everybody.
-
-    Attributes:
-        out: what is to be sent to the peer before anything else.
-        is_open: whether the peer is let in.
-        identity: what the peer calls itself.
-        has_pings, pongs: whether the peer knows signs of life, and how many it has answered.
     """
 
     def __init__(self, type: bytes, *, most: int, frames: int, curve: Curve | None = None) -> None:
@@ -59,9 +53,12 @@ class Conversation:
         self._greeted = False
         mechanism = b"NULL" if curve is None else b"CURVE"
         self._mechanism = mechanism.ljust(20, b"\0")
+        #: What is to be sent to the peer before anything else.
         self.out = [b"\xff" + bytes(8) + b"\x7f\3\1" + self._mechanism + bytes([curve is not None]) + bytes(31)]
+        #: Whether the peer is let in, and what it calls itself.
         self.is_open = False
         self.identity = b""
+        #: Whether the peer knows signs of life, and how many it has answered.
         self.has_pings = False
         self.pongs = 0
 
