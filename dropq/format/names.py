@@ -318,9 +318,15 @@ def _is_valid(attribute: str, kind: str, typed: Typed) -> bool:
     return typed.value >= 0
 
 
-def plain_name(message_id: str, priority: int, message_class: str) -> str:
+def plain_name(message_id: str, priority: int | str, message_class: str) -> str:
     """Return the name of a message that has only a generated id, a priority and a class."""
     return f"{priority}.{message_id}.{message_class}"
+
+
+def made_name(message_id: str, message_class: str, of: str) -> str:
+    """Return the name of a message made of another, whose name `of` has only a generated id, a priority and a class."""
+    priority, correlation_id, _ = of.split(".")
+    return f"{plain_name(message_id, priority, message_class)}..{correlation_id}"
 
 
 #: The attributes in the first three fields; `properties` is always set, and may be empty.

@@ -387,8 +387,8 @@ class Outputs:
         wait, claim, timing, renewed = None, self._message._claim, self._context.timing, time.monotonic()
         left = claim.deadline - self._context.clock.now_ms() if claim is not None and claim.deadline else 0
         lease = max(left, 0) / 1000
-        most = sender._send_limits().most
-        while True:
+        while time.monotonic() >= sender._asks_at:
+            most = sender._send_limits().most
             try:
                 return sender._admit_job(count if most is None else min(count, most))
             except MustWait as must:
@@ -400,6 +400,7 @@ class Outputs:
                 with self._message._lock:
                     self._claims.extend(claim, lease_end(self._context.clock, lease))
                 renewed = time.monotonic()
+        return sender
 
     def _part(self, sender: Sender, out: Out, folder: str) -> Part:
         """Begin a message that is written piece by piece."""
@@ -412,7 +413,7 @@ class Outputs:
     def _written(self, sender: Sender, out: Out, folder: str) -> None:
         """Write a message whose body is there."""
         to, body = sender._destination, out.body
-        file, _, _ = sender._address_of(body, self._headers(out))
+        file = self._file_name(sender, out)
         destination = self._destinations.folder(to)
         name = part_name(destination.token, file)
         fan_out.write_part(self._context, folder, name, file, body.encode() if isinstance(body, str) else body, to)
@@ -426,7 +427,7 @@ class Outputs:
 
     def _finish(self, part: Part, writing: BufferedWriter[Draft]) -> None:
         to, path = part._sender._destination, f"{self._folder}/{part._draft}"
-        file, _, _ = part._sender._address_of(part._out.body, self._headers(part._out))
+        file = self._file_name(part._sender, part._out)
         storage = to.storage
         with error_context(fan_out.UNSETTLED):
             writing.flush()
@@ -448,12 +449,21 @@ class Outputs:
         self._parts[name] = destination
         if not to.storage.syncs_files:
             self._unsynced.append(name)
-        self._durability = strictest(self._context.storage, to.storage, least=self._durability)
+        if to.storage.durability != self._durability:
+            self._durability = strictest(to.storage, least=self._durability)
         if to.layout.is_topic:
             self._topics[to.name] = sender
 
     def _drop(self, draft: str) -> None:
         self._context.storage.unlink(f"{self._folder}/{draft}")
+
+    def _file_name(self, sender: Sender, out: Out) -> str:
+        """Return the file name that a message gets, with a new id."""
+        file = self._message._file
+        if file.plain and not out.fields and not sender._marks:
+            message_class = "T" if isinstance(out.body, str) else "B"
+            return names.made_name(self._context.root.ids.next(), message_class, file.filename)
+        return sender._address_of(out.body, self._headers(out))[0]
 
     def _headers(self, out: Out) -> Headers:
         """Return the headers of a message: what is not said is that of the message it is made of."""
