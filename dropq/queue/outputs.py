@@ -133,7 +133,7 @@ class Destinations:
     @property
     def addresses(self) -> list[str]:
         """The addresses that were asked for, but for those of requesters."""
-        return [address for address in self._senders if not names.is_temporary(address)]
+        return [address for address in list(self._senders) if not names.is_temporary(address)]  # threads may add some
 
     def refuse(self) -> None:
         """Raise ConfigError if nothing can go out with the acks of the queue.
