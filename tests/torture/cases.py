@@ -225,7 +225,7 @@ class Cases:
             fsck_root(root.context, repair=True)
             for name in queues(root.context):
                 root.queue(name).fsck(repair=True)
-            self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in _open(root)]
+            self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in open_findings(root)]
         self.row.count(judge(look(self._root), must=there & after.keys(), may=there), f"{where}, repaired")
 
 
@@ -240,7 +240,8 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
         return list(processes.map(part, apart, SETTINGS))
 
 
-def _open(root: Root) -> Iterator[str]:
+def open_findings(root: Root) -> Iterator[str]:
+    """Yield what fsck finds in a root and its queues, and nobody has repaired."""
     findings = [
         *fsck_root(root.context),
         *(finding for name in queues(root.context) for finding in root.queue(name).fsck()),

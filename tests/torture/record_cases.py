@@ -349,6 +349,9 @@ class RecordCases(acts.Acts[Case, Scene]):
         row: what counts them.
     """
 
+    #: What another program does, by its name.
+    works = {**OTHERS, **TAKERS}
+
     def __init__(self, folder: Path, setting: acts.Setting, row: Row) -> None:
         super().__init__(folder, setting, row)
         self._setting = setting
@@ -358,7 +361,7 @@ class RecordCases(acts.Acts[Case, Scene]):
     # -- what is done ----------------------------------------------------------------------------------------------
 
     def enter(self, case: Case) -> Scene:
-        root = timed(Root.create(self._root, clock=self._clock), TIMING)
+        root = self.furnished(case)
         options = {"redelivery_delay": 0, **self._setting.options, **case.options}
         queue = root.create_queue("q", **options)
         scene = Scene(root, self._clock, case)
@@ -373,6 +376,10 @@ class RecordCases(acts.Acts[Case, Scene]):
             queue.send(case.body, type=case.format, **case.fields)
         case.before(scene)
         return scene
+
+    def furnished(self, case: Case) -> Root:
+        """Make a root, with what a case needs in it beside its queue."""
+        return timed(Root.create(self._root, clock=self._clock), TIMING)
 
     def act(self, case: Case, scene: Scene) -> object:
         for step in case.steps:
@@ -390,7 +397,7 @@ class RecordCases(acts.Acts[Case, Scene]):
 
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:
         """Let another program work between every two calls, or some."""
-        work = {**OTHERS, **TAKERS}[other]
+        work = self.works[other]
         said = self.undisturbed(case, Meeting(-1))
 
         def meeting(number: int, scene: Scene) -> Between:
