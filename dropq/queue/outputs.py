@@ -174,8 +174,10 @@ class Destinations:
 
     def _check(self, to: QueueContext) -> None:
         """Raise ConfigError if what is sent there comes back to this queue by a topic."""
-        own = waypoint_at(self.context.layout.base)
-        if way := Circles().by_topic(waypoint_at(to.layout.base), own):
+        with error_context(fan_out.UNSETTLED):
+            own = waypoint_at(self.context.layout.base)
+            way = Circles().by_topic(waypoint_at(to.layout.base), own)
+        if way:
             raise ConfigError(
                 f"{words([own.address, *way])}: what is made of messages of {own.address} cannot go to {to.name}"
             )
@@ -238,8 +240,8 @@ class Destinations:
             return sender._send_limits().what_keeps()
         except (NoSuchQueue, InvalidName):
             return ""
-        except DropqError as error:
-            return str(error)
+        except (OSError, DropqError) as error:
+            return describe(error)
 
 
 class Part:
@@ -510,7 +512,7 @@ class Outputs:
         for topic, sender in self._topics.items():
             try:
                 sender._outlet.distribute()
-            except DropqError as error:
+            except (OSError, DropqError) as error:
                 log.info("topic %s: what was published is distributed later: %s", topic, describe(error))
 
     def withdraw(self) -> None:
