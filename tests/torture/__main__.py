@@ -29,6 +29,7 @@ PARTS = (
     "graph",
     "carrier",
     "records",
+    "outputs",
     "units",
     "policies",
     "spark",

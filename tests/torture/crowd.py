@@ -44,6 +44,7 @@ class Crowd:
         seed: where chance begins.
         roles: the part of each process.
         play: plays a part until it is killed. It takes the part, the name of the process, the folder and a seed.
+        every: seconds between two kills, on average.
 
     Attributes:
         kills: how many processes were killed.
@@ -51,7 +52,13 @@ class Crowd:
     """
 
     def __init__(
-        self, folder: Path, seed: int, roles: Sequence[str], play: Callable[[str, str, Path, str], None]
+        self,
+        folder: Path,
+        seed: int,
+        roles: Sequence[str],
+        play: Callable[[str, str, Path, str], None],
+        *,
+        every: float = EVERY,
     ) -> None:
         self.folder = folder
         self.root = Root.create(folder / "root")
@@ -61,6 +68,7 @@ class Crowd:
         self._seed = seed
         self._roles = roles
         self._play = play
+        self._every = every
         self._chance = random.Random(seed)
         self._live: dict[int, tuple[str, str]] = {}
         self._serial = 0
@@ -72,7 +80,7 @@ class Crowd:
             self._start(role)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            time.sleep(self._chance.uniform(0, 2 * EVERY))
+            time.sleep(self._chance.uniform(0, 2 * self._every))
             role = self._end(self._chance.choice(list(self._live)))
             self.kills += 1
             self._start(role)

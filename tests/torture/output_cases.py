@@ -253,7 +253,7 @@ class OutputCases(RecordCases):
         self._sweep()
         places = self._places()
         committed = any(places[part] for part in PARTS)
-        yield from self._fits(case, places, other)
+        yield from self._fits(case, places, said, other)
         if said is not None:
             yield from self._untrue(said, other, committed)
         yield from self._wrong_credits()
@@ -286,7 +286,7 @@ class OutputCases(RecordCases):
             yield f"something was sent, and the message is in {live}"
 
     def _fits(  # type: ignore[override]
-        self, case: Case, places: Mapping[str, Sequence[str]], other: str
+        self, case: Case, places: Mapping[str, Sequence[str]], said: Said | None, other: str
     ) -> Iterator[str]:
         """Yield what lies elsewhere than it may: all that was made is there once, or nothing is."""
         counts = {part: len(places[part]) for part in case.parts}
@@ -296,7 +296,8 @@ class OutputCases(RecordCases):
         if committed and set(counts.values()) != {1}:
             yield f"what was made is in {places}"
         for part, place in case.parts.items():
-            allowed = {place, *((DEAD, ASIDE) if other in DELETING else ())}
+            refused = {ASIDE} if said is not None and place == DEAD else set()
+            allowed = {place, *refused, *((DEAD, ASIDE) if other in DELETING else ())}
             allowed |= {f"{place.partition('/')[0]}/processed"} if other == A_CONSUMER else set()
             allowed |= {"processed"} if other == "a consumer of whole messages" and place == "target" else set()
             yield from (f"{part} is in {each}, and may be in {allowed}" for each in places[part] if each not in allowed)
