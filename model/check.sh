@@ -85,6 +85,8 @@ for model in ${*:-claims jobs commit credits records reassembly}; do
         check violated "commit, PROCESSING_FIRST" commit -DPROCESSING_FIRST
         check violated "commit, DROP_HELD" commit -DDROP_HELD
         check violated "commit, FENCE_LOOKED_FIRST" commit -DFENCE_LOOKED_FIRST
+        check violated "commit, SENT_FIRST" commit -DSENT_FIRST
+        check violated "commit, LOST_SENDS" commit -DLOST_SENDS
         ;;
     credits)
         check holds "credits" credits

@@ -1,5 +1,8 @@
 /* Many files, one commit: a message becomes a copy for each of two receivers, all or none.
 
+   What goes out with an ack is committed in the same way: there a part is a message that the holder made, and a receiver
+   is its queue. A draft counts as a part, so `stage` begins with the draft.
+
    Two holders claim the message, each time under a new name, and stage the copies as parts in a folder that is new for
    each attempt. The commit renames the claim to `whole` in that folder. From then on anybody moves the parts to their
    receivers, and archives `whole` last. Two sweeps drop a folder whose claim is gone: `mkdir whole` in it is the fence.
@@ -232,6 +235,10 @@ make_folder:
 	};
 	stage(0);
 	stage(1);
+#ifdef SENT_FIRST
+	/* Broken on purpose: a part is moved before the commit. */
+	move(me, 0);
+#endif
 commit:
 	atomic {
 		if
@@ -280,6 +287,10 @@ commit:
 		:: !found -> goto done
 		:: else
 		fi;
+#ifdef LOST_SENDS
+		/* Broken on purpose: who lost the claim goes on as if it had committed. */
+		goto finish;
+#endif
 		/* The lease is lost; its folder is left to sweeps. */
 		/* Promise: who is told that the lease is lost has not committed. */
 		assert(committed != me + 1);

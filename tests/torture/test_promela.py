@@ -56,6 +56,8 @@ def test_the_model_holds_and_what_is_broken_on_purpose_does_not() -> None:
         "commit, PROCESSING_FIRST": "is violated, as it must be",
         "commit, DROP_HELD": "is violated, as it must be",
         "commit, FENCE_LOOKED_FIRST": "is violated, as it must be",
+        "commit, SENT_FIRST": "is violated, as it must be",
+        "commit, LOST_SENDS": "is violated, as it must be",
         "credits": "holds",
         "credits, KEY_OF_ID": "is violated, as it must be",
         "credits, NO_LOCK": "is violated, as it must be",
