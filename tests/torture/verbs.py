@@ -304,6 +304,7 @@ NO_MATTER = {
     "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_bytes", "max_count",
     "max_error", "message_class", "message_id", "named", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
+    "send",  # what becomes of what goes out with an ack, tests/torture/output_cases.py tells
     "records",  # what becomes of the records of a message, tests/torture/record_cases.py tells
 }  # fmt: skip
 #: What would not end, or not begin, without it.
