@@ -1,4 +1,4 @@
-"""No crash, no refused call and no other program sends a part of what goes out with an ack, or sends it without the ack.
+"""No crash, no refused call and no other program lets a part go out with an ack, or all without it.
 
 `make torture` has all cases, in its part `outputs`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torture.table import Row
 from dropq import LeaseLost, Out, Queue, StorageError
 from dropq.queue import outputs
 from dropq.staging import fan_out
+from dropq.storage import reading
 from dropq.topics.publishing import Publishing
 
 
@@ -88,7 +88,7 @@ def test_a_look_for_circles_that_is_refused_leaves_the_message_held(
 def test_a_worker_waits_while_it_cannot_look_at_a_destination(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     destinations = queue._destinations
     destinations.sender("other")
-    monkeypatch.setattr(outputs.reading, "exists", refused)
+    monkeypatch.setattr(reading, "exists", refused)
     assert destinations.what_keeps() == "other takes nothing: Input/output error at there"
 
 

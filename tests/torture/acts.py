@@ -103,6 +103,10 @@ class Acts(ABC, Generic[C, S]):
         row: what counts them.
     """
 
+    #: What each call may be refused with, and what a rename may be answered with that was done.
+    errors: Mapping[str, tuple[int, ...]] = ERRORS
+    late: tuple[int, ...] = ()
+
     def __init__(self, folder: Path, setting: Setting, row: Row) -> None:
         self.row = row
         self._folder = folder
@@ -149,14 +153,16 @@ class Acts(ABC, Generic[C, S]):
         """Refuse every call, or some: each with every error that it may meet, once or from then on."""
         said = self.undisturbed(case, Failing())
         found = [
-            Failing(number, error, lasts)
+            Failing(number, error, lasts, late)
             for number, name in enumerate(said.calls, 1)
-            for error in ERRORS.get(name, (errno.EIO, errno.EACCES))
+            for error in self.errors.get(name, (errno.EIO, errno.EACCES))
             for lasts in (False, True)
+            for late in ((False, True) if name == "rename" and error in self.late else (False,))
         ]
         for failing in choose(found):
             name = said.calls[failing.at - 1]
             where = f"{case.name}: {errno.errorcode[failing.error]}{' from then on' * failing.lasts}"
+            where += ", too late" * failing.late
             what = self.perform(case, partial(_always, failing), failing.calls_made)
             assert what is not None
             self.row.faults += 1

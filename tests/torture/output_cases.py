@@ -7,6 +7,7 @@ nothing is left over, and fsck finds nothing.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -15,16 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dropq import DropqError, NoSuchQueue, Out, Queue, Retry, Root, StorageError, work
+from dropq import DropqError, NoSuchQueue, Out, Retry, Root, StorageError, work
 from dropq.diagnosis.fsck import fsck_root, queues
 from dropq.queue.outputs import Outputs
 from dropq.staging import fan_out
 from torture import record_cases
 from torture.account import body, in_short, look
-from torture.acts import Setting
 from torture.cases import DAYS, Said, open_findings
-from torture.faults import UNDONE
-from torture.record_cases import A_PURGE, A_THIEF, COMMITTED, LEASE, OTHERS, SETTINGS, UNDISTURBING, RecordCases, Scene
+from torture.faults import ERRORS, LATE, UNDONE, Failing
+from torture.record_cases import A_PURGE, COMMITTED, OTHERS, UNDISTURBING, RecordCases, Scene
 from torture.topic_cases import LAPSE
 
 #: The queues that messages are made for; the root's dead-letter queue, where it has one; a topic, and its subscription.
@@ -39,7 +39,7 @@ ARCHIVE = "topic-root/news/.incoming/processed"
 AT_OUT, AT_MORE, AT_ALL = f"{OUT}/target", f"{MORE}/target", "topic-root/news/.subscriptions/all.x/target"
 DEAD, ASIDE = f"{LETTERS}/target", "error"
 
-__all__ = ["CASES", "SETTINGS", "WORKS", "Case", "OutputCases"]
+SETTINGS = record_cases.SETTINGS
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ def _stage(scene: Scene, *, make: bool) -> None:
     scene.root.delete_queue(MORE)
     if make:
         scene.root.create_queue(MORE)
-    scene.kept.append(outputs)  # type: ignore[arg-type]  # it is only kept from being collected
+    scene.made.append(outputs)
 
 
 def _commit(scene: Scene) -> None:
-    scene.messages[0]._settle(scene.kept[-1].archive)  # type: ignore[attr-defined]
+    scene.messages[0]._settle(scene.made[0].archive)
 
 
 _TWO = ((ONE, OUT), (TWO, MORE))
@@ -212,7 +212,19 @@ DELETING = tuple(name for name in WORKS if "delete" in name)
 class OutputCases(RecordCases):
     """The cases of one setting; arguments as of `RecordCases`."""
 
-    works = {name: other for name, (other, _) in WORKS.items()}
+    works: Mapping[str, Callable[[Scene], object]] = {name: other for name, (other, _) in WORKS.items()}
+    errors: Mapping[str, tuple[int, ...]] = {**ERRORS, "rename": (*ERRORS["rename"], errno.EXDEV)}
+    late = LATE
+    #: Whether a call is refused now: then a worker may fail a message.
+    _refuses = False
+
+    def refuse(self, case: record_cases.Case, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
+        def chosen(every: list[Failing]) -> list[Failing]:
+            self._refuses = True
+            return choose(every)
+
+        super().refuse(case, chosen)
+        self._refuses = False
 
     def furnished(self, case: record_cases.Case) -> Root:
         assert isinstance(case, Case)
@@ -253,7 +265,7 @@ class OutputCases(RecordCases):
         self._sweep()
         places = self._places()
         committed = any(places[part] for part in PARTS)
-        yield from self._fits(case, places, said, other)
+        yield from self._fits(case, places, other)
         if said is not None:
             yield from self._untrue(said, other, committed)
         yield from self._wrong_credits()
@@ -286,7 +298,7 @@ class OutputCases(RecordCases):
             yield f"something was sent, and the message is in {live}"
 
     def _fits(  # type: ignore[override]
-        self, case: Case, places: Mapping[str, Sequence[str]], said: Said | None, other: str
+        self, case: Case, places: Mapping[str, Sequence[str]], other: str
     ) -> Iterator[str]:
         """Yield what lies elsewhere than it may: all that was made is there once, or nothing is."""
         counts = {part: len(places[part]) for part in case.parts}
@@ -296,7 +308,7 @@ class OutputCases(RecordCases):
         if committed and set(counts.values()) != {1}:
             yield f"what was made is in {places}"
         for part, place in case.parts.items():
-            refused = {ASIDE} if said is not None and place == DEAD else set()
+            refused = {ASIDE} if self._refuses and place == DEAD else set()
             allowed = {place, *refused, *((DEAD, ASIDE) if other in DELETING else ())}
             allowed |= {f"{place.partition('/')[0]}/processed"} if other == A_CONSUMER else set()
             allowed |= {"processed"} if other == "a consumer of whole messages" and place == "target" else set()
@@ -309,6 +321,7 @@ class OutputCases(RecordCases):
         else:
             settled = WORKS[other][1] if other else ""
             expected = [["target"], ["start/target"], [settled]] if settled else [["target"]]
+            expected += [["error"]] if self._refuses and not case.tells else []
             if settled and (settled == GONE or (settled == "processed" and not self._setting.history)):
                 expected.append([])
         if list(source) not in expected:

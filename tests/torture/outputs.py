@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from helpers import AT_ONCE, FOLDERS, files, timed, until
 
@@ -39,7 +40,7 @@ COMMAND = r"""
 cat && echo shell && [ $(($(od -An -N2 -tu2 /dev/urandom) % 20)) != 0 ]
 """
 #: Options of the queues.
-QUEUES = {"durability": "none", "redelivery_delay": 0, "redelivery_attempts": 1_000_000}
+QUEUES: dict[str, Any] = {"durability": "none", "redelivery_delay": 0, "redelivery_attempts": 1_000_000}
 
 
 def run(options: Options) -> Iterable[Row]:

@@ -26,6 +26,7 @@ from dropq import DropqError, Message, Queue, Root, Subscription
 from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Record
+from dropq.queue.outputs import Outputs
 from dropq.records.formats import pack
 from dropq.routing import credit_audit, registry
 from dropq.staging import fan_out
@@ -78,6 +79,8 @@ class Scene:
     messages: list[Message] = field(default_factory=list)
     loops: list[Iterator[Record]] = field(default_factory=list)
     taken: list[Record] = field(default_factory=list)
+    #: What it has staged to send.
+    made: list[Outputs] = field(default_factory=list)
 
     @property
     def queue(self) -> Queue:
@@ -350,7 +353,7 @@ class RecordCases(acts.Acts[Case, Scene]):
     """
 
     #: What another program does, by its name.
-    works = {**OTHERS, **TAKERS}
+    works: Mapping[str, Callable[[Scene], object]] = {**OTHERS, **TAKERS}
 
     def __init__(self, folder: Path, setting: acts.Setting, row: Row) -> None:
         super().__init__(folder, setting, row)
