@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from forks import DIED, forked
+from helpers import AT_ONCE, timed
 
 from dropq import Message, Out, Queue, Root
 from dropq.staging import fan_out
@@ -102,7 +103,7 @@ def _left_to_a_sweep(queue: Queue, name: str, chance: random.Random) -> None:
 
 def inspect(disk: Path) -> dict[str, Any]:
     """Sweep, and tell where all lies; then take all that waits, and tell it again."""
-    root = Root(disk / "root")
+    root = timed(Root(disk / "root"), AT_ONCE)
 
     def sweep() -> None:
         for queue in root.queues():
