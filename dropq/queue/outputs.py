@@ -129,6 +129,7 @@ class Destinations:
         self._client_id = client_id
         self._senders: dict[str, Sender] = {}
         self._folders: dict[str, tuple[float, DestinationFolder]] = {}
+        self._synced: set[tuple[str, str]] = set()
 
     @property
     def addresses(self) -> list[str]:
@@ -204,6 +205,17 @@ class Destinations:
                     self._folders.pop(next(iter(self._folders)), None)
                 self._folders[base] = now, folder
         return folder
+
+    def sync(self, folders: Iterable[DestinationFolder], storage: Storage) -> None:
+        """Make the files durable by which this queue knows others, which may be less strict than the commit is."""
+        receivers, synced = self.context.layout.receivers, set[tuple[str, str]]()
+        for folder in folders:
+            if (known := (folder.token, storage.durability)) not in self._synced:
+                storage.sync_path(f"{receivers}/{folder.token}")
+                synced.add(known)
+        if synced:
+            storage.sync(receivers)
+            self._synced |= synced
 
     def check(self, out: Out) -> None:
         """Try whether messages like one can be sent, and a rename leads from their queue to this one; send nothing.
@@ -493,6 +505,8 @@ class Outputs:
         context = self._context
         if self._durability != context.storage.durability:
             context = replace(context, storage=context.storage.as_durable_as(self._durability))
+            with error_context(fan_out.UNSETTLED):
+                self._destinations.sync(self._parts.values(), context.storage)
         own_name, folder = self._own_name(claim), self._folder
         if self._unsynced and context.storage.syncs_files:
             with error_context(fan_out.UNSETTLED):

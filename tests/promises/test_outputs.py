@@ -187,9 +187,10 @@ def test_the_durability_is_that_of_the_strictest(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", noting)
     message.ack(send=[Out(loose, b"1"), Out(strict, b"2")])
-    known = [path for path in bodies_synced if "/receivers/" in path]
-    assert len(known) == 1, "the file of the strict queue"
-    assert len(bodies_synced) == 3, "the body for the queue that syncs nothing is synced before the commit, too"
+    known = {path for path in bodies_synced if "/receivers/" in path and not path.endswith(".tmp")}
+    assert len(known) == 2, "the file by which the queue that syncs nothing is known is synced before the commit, too"
+    bodies = [path for path in bodies_synced if "/receivers/" not in path]
+    assert len(bodies) == 2, "the body for the queue that syncs nothing is synced before the commit, too"
     assert {"strict/target", "loose/target", "q/processing", "q/.dropq/staged"} <= set(folders)
 
 
