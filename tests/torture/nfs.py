@@ -18,16 +18,18 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from actors import note_holding
 from forks import fork
 from helpers import drop, until
 
-from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
+from dropq import DropqError, LeaseLost, Message, Out, Queue, Root, Subscription
+from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_spark
-from torture.account import body, judge, look, name_of
+from torture.account import Found, body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
 from torture.table import Options, Row
@@ -106,7 +108,7 @@ def inside(disk: Path, version: str) -> list[dict[str, Any]]:
     clients = Clients(version, a / "root", b / "root", disk / "root")
     held = Path("/proc/fs/nfsd/clients")
     assert version != "v4.2" or len(list(held.iterdir())) == 2, "the two clients are one to the server"
-    rows = [contention(clients), cases(clients), lost_replies(version, disk)]
+    rows = [contention(clients), work_that_is_sent_on(clients), cases(clients), lost_replies(version, disk)]
     if clients.locks:
         rows.insert(1, one_at_a_time(clients))
     return [asdict(row) for row in rows]
@@ -213,6 +215,59 @@ def sweep(queue: Queue, notes: Path) -> None:
     while not (notes / "stop").exists():
         queue.sweep()
         time.sleep(0.05)
+
+
+# -- work that is sent on ------------------------------------------------------------------------------------------
+
+
+def work_that_is_sent_on(clients: Clients) -> Row:
+    """Let consumers of both clients send on what they take, with its ack; kill some, and let sweeps of both go on."""
+    row = Row(f"work that is sent on with its ack, by two clients: {clients.version}", cases=MESSAGES)
+    _, _, folder = clients.make()
+    _, _, made = clients.make()
+    notes = Path("/run/sent-on")
+    notes.mkdir()
+    Root(clients.here).queue(folder.name).send_many(
+        [body(f"m{number}", number % 5 * 2000) for number in range(MESSAGES)]
+    )
+    roots, lease = (clients.a, clients.b), 0 if clients.locks else 5
+    workers = [_child(send_on, root, folder.name, made.name, notes, lease) for root in roots * 2]
+    sweepers = [_child(sweep, root, folder.name, notes) for root in roots]
+    with suppress(AssertionError):  # the account tells which are missing
+        for kill in range(KILLS):
+            _come_to(MESSAGES * (kill + 1) // (KILLS + 2), made / "target", Path("/run/notes"))
+            os.kill(workers[0], signal.SIGKILL)
+            _, status = os.waitpid(workers.pop(0), 0)
+            row.kills += os.WIFSIGNALED(status)
+            workers.append(_child(send_on, roots[kill % 2], folder.name, made.name, notes, lease))
+        _come_to(MESSAGES, folder / "processed", Path("/run/notes"))
+    (notes / "stop").touch()
+    for pid in (*workers, *sweepers):
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            said = [path.read_text()[-2500:] for path in Path("/run/notes/violations").glob(f"*-{pid}")]
+            row.wrong.append(f"process {pid} failed: {said}")
+    Root(clients.here).queue(folder.name).sweep()
+    names = [f"m{number}" for number in range(MESSAGES)]
+    found = look(clients.here)
+    ours = {name: lies for name, lies in found.locations.items() if lies[0].queue in (folder.name, made.name)}
+    account = judge(Found(ours, found.damaged), must=[*names, *(f"{name} made" for name in names)])
+    row.count(account, "what was sent on")
+    for name in names:
+        if (states := [where.state for where in found.locations.get(name, [])]) != ["processed"]:
+            row.wrong.append(f"{name} is in {states}")
+    staged = folder / ".dropq/staged"
+    row.wrong += [f"{path} is left" for path in staged.rglob("*") if path.is_file() and path.name != "whole"]
+    return row
+
+
+def send_on(queue: Queue, to: str, notes: Path, lease: int) -> None:
+    """Take messages, and send on what is made of each with its ack, until there is a file `stop`."""
+    with queue.subscribe(lease_period=lease or None) as subscription:
+        while not (notes / "stop").exists():
+            if (message := subscription.receive(timeout=0.2)) is not None:
+                name = name_of(message.body) or f"half {message.file}"
+                with suppress(LeaseLost):
+                    message.ack(send=Out(to, body(f"{name} made", 3000)))
 
 
 # -- a limit over both clients -------------------------------------------------------------------------------------
@@ -821,6 +876,27 @@ def _settling(settle: Callable[[Message], None], **states: list[str]) -> Callabl
     return lost
 
 
+def _sending(step: str) -> Callable[[Queue, Path, Lose], None]:
+    """Lose the reply to the first call of a step of an ack that sends."""
+
+    def lost(queue: Queue, folder: Path, lose: Lose) -> None:
+        queue.root.create_queue(f"{queue.name}-to", durability="none")
+        queue.send(body("m"))
+        message = _take(queue, "m")
+        real = getattr(fan_out, step)
+
+        def first(*given: Any, **how: Any) -> Any:
+            lose()
+            return real(*given, **how)
+
+        with mock.patch.object(fan_out, step, first):
+            message.ack(send=[Out(f"{queue.name}-to", body("n")), Out(queue.name, body("o"))])
+        _expect(folder, processed=["m"], target=["o"])
+        _expect(folder.with_name(f"{queue.name}-to"), target=["n"])
+
+    return lost
+
+
 def _lost_foreign_ack(queue: Queue, folder: Path, lose: Lose) -> None:
     drop(queue, "report.csv", body("m"))
     message = _take(queue, "m")
@@ -894,6 +970,11 @@ VERBS: tuple[tuple[str, str, Callable[[Queue, Path, Lose], None]], ...] = (
     ("ack of a foreign name", "RENAME", _lost_foreign_ack),
     ("ack with no history", "RENAME", _settling(Message.ack)),
     ("ack with no history", "REMOVE", _settling(Message.ack)),
+    ("ack that sends: its folder", "MKDIR", _sending("new_folder")),
+    ("ack that sends: a part", "RENAME", _sending("write_part")),
+    ("ack that sends: its commit", "RENAME", _sending("_commit")),
+    ("ack that sends: the first move", "RENAME", _sending("roll_forward")),
+    ("ack that sends: its end", "RENAME", _sending("end_whole")),
     ("nack", "RENAME", _settling(Message.nack, target=["m"])),
     ("reject", "RENAME", _settling(lambda message: message.reject("as it comes"), error=["m"])),
     ("expire", "RENAME", _settling(Message.expire, expired=["m"])),

@@ -25,12 +25,12 @@ from torture.table import Options, Row
 from torture.uml import cut_power
 
 #: The queues that work is taken from, and what is special about each; those that it is sent to.
-SOURCES = {
+SOURCES: dict[str, dict[str, Any]] = {
     "keeping": {"durability": "full"},
     "forgetting": {"durability": "full", "history": False},
     "loose": {"durability": "none"},
 }
-GOALS = {"full": {"durability": "full"}, "file": {"durability": "file"}}
+GOALS: dict[str, dict[str, Any]] = {"full": {"durability": "full"}, "file": {"durability": "file"}}
 #: How many lines the guest says at the most before its power is cut.
 LINES = 300
 #: How many messages are made of one, at the most.

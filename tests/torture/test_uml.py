@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torture import graph_powercut, powercut, record_powercut, uml
+from torture import graph_powercut, output_powercut, powercut, record_powercut, uml
 from torture.account import Location
 from torture.lossy import OPERATIONS, PROCEDURES, Lossy, asked, records
 from torture.table import NotRun, Row
@@ -345,3 +347,59 @@ def test_records_that_a_power_cut_lost_doubled_or_settled_otherwise_are_found(
 
 def test_a_part_that_a_power_cut_left_in_staged_is_found() -> None:
     assert records_judged(LYING, staged=["0,error~x"]).wrong == ["0,error~x is left in staged/"]
+
+
+# -- the reckoning of what goes out with an ack -----------------------------------------------------------------------
+
+SENT_ON = [
+    *("up", "try keeping-0", "sent keeping-0", "take keeping-0 keeping-0.0 keeping-0.1", "acked keeping-0"),
+    *("try forgetting-1", "sent forgetting-1", "take forgetting-1 forgetting-1.0", "acked forgetting-1"),
+    *("try loose-2", "sent loose-2", "try keeping-3", "sent keeping-3", "take keeping-3 keeping-3.0"),
+]
+OUTPUTS = {
+    "keeping-0": "keeping/processed",
+    "keeping-0.0": "full/target",
+    "keeping-0.1": "file/target",
+    "forgetting-1.0": "full/target",
+    "keeping-3": "keeping/target",
+}
+
+
+def outputs_judged(other: dict[str, str], staged: Sequence[str] = ()) -> Row:
+    """Judge what a guest tells, with some in `other` places; "" is nowhere."""
+    places = {**OUTPUTS, **other}
+    first = lying(**{name: place for name, place in places.items() if place})
+    last = lying(**{name: re.sub("target|processing", "processed", place) for name, place in places.items() if place})
+    row = Row("power cut, outputs")
+    output_powercut.reckon(row, SENT_ON, {"first": first, "last": last, "staged": staged})
+    return row
+
+
+def test_what_went_out_with_an_ack_and_outlived_a_power_cut_is_nothing_to_complain_of() -> None:
+    assert outputs_judged({}) == Row("power cut, outputs", cases=3)
+    assert outputs_judged({"keeping-3": "keeping/processed", "keeping-3.0": "full/target"}).good
+    assert outputs_judged({"loose-2": "loose/target"}).good
+
+
+@pytest.mark.parametrize(
+    ("other", "objection"),
+    [
+        ({"keeping-0.1": ""}, "a part was sent"),
+        ({"keeping-0.0": "", "keeping-0.1": ""}, "it had been acknowledged"),
+        ({"keeping-0.1": "file/target+file/target"}, "doubled"),
+        ({"keeping-0": "keeping/target"}, "it is to be archived"),
+        ({"keeping-3.0": "full/target"}, "it is to be archived"),
+        ({"forgetting-1": "forgetting/target"}, "it is to be archived"),
+        ({"keeping-3": ""}, "lost"),
+        ({"keeping-3": "keeping/processed"}, "nobody had settled it"),
+        ({"keeping-9": "keeping/processed"}, "was never sent"),
+    ],
+)
+def test_what_a_power_cut_sent_in_part_without_its_ack_or_not_at_all_is_found(
+    other: dict[str, str], objection: str
+) -> None:
+    assert any(objection in line for line in outputs_judged(other).wrong)
+
+
+def test_what_a_power_cut_left_staged_of_an_ack_is_found() -> None:
+    assert outputs_judged({}, ["whole"]).wrong == ["whole is left in staged/"]
