@@ -189,7 +189,7 @@ def _make_anew(scene: Scene) -> None:
     scene.other().root.create_queue(MORE)
 
 
-A_CONSUMER = "a consumer of what was made"
+A_CONSUMER, A_CONSUMER_OF_ALL = "a consumer of what was made", "a consumer of whole messages"
 #: What another program does, and where the message may be then if it was not acknowledged by its holder.
 WORKS: Mapping[str, tuple[Callable[[Scene], object], str]] = {
     **{name: (other, "") for name, other in OTHERS.items()},
@@ -197,7 +197,7 @@ WORKS: Mapping[str, tuple[Callable[[Scene], object], str]] = {
     "a script that archives claims": (OTHERS["a script that archives claims"], "processed"),
     "an expire of what is held": (OTHERS["an expire of what is held"], "expired"),
     A_PURGE: (OTHERS[A_PURGE], GONE),
-    "a consumer of whole messages": (record_cases.TAKERS["a consumer of whole messages"], "processed"),
+    A_CONSUMER_OF_ALL: (record_cases.TAKERS[A_CONSUMER_OF_ALL], "processed"),
     A_CONSUMER: (_consume, ""),
     "a delete of a queue": (_delete, ""),
     "a delete of a queue, which is made anew": (_make_anew, ""),
@@ -221,7 +221,7 @@ class OutputCases(RecordCases):
     def refuse(self, case: record_cases.Case, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
         def chosen(every: list[Failing]) -> list[Failing]:
             self._refuses = True
-            return choose(every)
+            return choose([failing for failing in every if case.tells or not failing.lasts])  # a worker waits for ever
 
         super().refuse(case, chosen)
         self._refuses = False
@@ -265,7 +265,7 @@ class OutputCases(RecordCases):
         self._sweep()
         places = self._places()
         committed = any(places[part] for part in PARTS)
-        yield from self._fits(case, places, other)
+        yield from self._misplaced(case, places, other)
         if said is not None:
             yield from self._untrue(said, other, committed)
         yield from self._wrong_credits()
@@ -297,11 +297,9 @@ class OutputCases(RecordCases):
         if any(places[part] for part in PARTS) and (live := _live(places[SOURCE])):
             yield f"something was sent, and the message is in {live}"
 
-    def _fits(  # type: ignore[override]
-        self, case: Case, places: Mapping[str, Sequence[str]], other: str
-    ) -> Iterator[str]:
+    def _misplaced(self, case: Case, places: Mapping[str, Sequence[str]], other: str) -> Iterator[str]:
         """Yield what lies elsewhere than it may: all that was made is there once, or nothing is."""
-        counts = {part: len(places[part]) for part in case.parts}
+        counts = {part: len(places[part]) for part in self._kept_parts(case, other)}
         committed = any(counts.values())
         self.row.lost += sum(committed and not count for count in counts.values())
         self.row.doubled += sum(count > 1 for count in counts.values())
@@ -311,7 +309,7 @@ class OutputCases(RecordCases):
             refused = {ASIDE} if self._refuses and place == DEAD else set()
             allowed = {place, *refused, *((DEAD, ASIDE) if other in DELETING else ())}
             allowed |= {f"{place.partition('/')[0]}/processed"} if other == A_CONSUMER else set()
-            allowed |= {"processed"} if other == "a consumer of whole messages" and place == "target" else set()
+            allowed |= {"processed"} if other == A_CONSUMER_OF_ALL and place == "target" else set()
             yield from (f"{part} is in {each}, and may be in {allowed}" for each in places[part] if each not in allowed)
         strange = [part for part in PARTS.keys() - case.parts.keys() if places[part]]
         yield from (f"{part} was not to be made, and is in {places[part]}" for part in strange)
@@ -328,6 +326,11 @@ class OutputCases(RecordCases):
             self.row.lost += not source
             self.row.doubled += len(source) > 1
             yield f"the message is in {source}, and may be in {expected}; {'all' if committed else 'nothing'} was sent"
+
+    def _kept_parts(self, case: Case, other: str) -> list[str]:
+        """Return the parts of a case, but for those that another consumer takes and nobody keeps."""
+        forgets = other == A_CONSUMER_OF_ALL and not self._setting.history
+        return [part for part, place in case.parts.items() if not (forgets and place == "target")]
 
     def _untrue(self, said: Said, other: str, committed: bool) -> Iterator[str]:
         """Yield what a holder was told that is not so."""
@@ -354,7 +357,7 @@ class OutputCases(RecordCases):
 
     def _came(self, case: Case, committed: bool, received: Counter[str], other: str) -> Iterator[str]:
         """Yield what was received twice, or after it was settled, and what was not."""
-        for name in (SOURCE, *case.parts):
+        for name in (SOURCE, *self._kept_parts(case, other)):
             lies, count = self._places()[name], received[name]
             if count > 1 or len(lies) > 1 or (name == SOURCE and committed and count):
                 self.row.doubled += 1
