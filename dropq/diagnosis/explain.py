@@ -208,7 +208,7 @@ class _Snapshot:
             return Decision(False, "turn", text, turns)
         if not self._alive:
             return Decision(True, "ready", "no consumer is subscribed: the first that asks gets it")
-        if len(kept := self._workers.kept) == len(self._alive):
+        if len(kept := self._workers.blocked) == len(self._alive):
             text = f"its workers take nothing, as {next(iter(kept.values()))}"
             return Decision(False, "destination", text, self._alive)
         return Decision(True, "ready", "the first subscription that asks gets it", self._alive)

@@ -15,7 +15,7 @@ from itertools import islice
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.diagnosis.selector_checks import may_have_letters
-from dropq.diagnosis.work_checks import Workers, what_keeps
+from dropq.diagnosis.work_checks import Workers, what_blocks
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -237,7 +237,7 @@ class _Listing:
         """Note where living workers send what they make of a queue's messages."""
         addresses = {address for told in Workers(context).to.values() for address in told}
         for address in sorted(addresses):
-            self._edges.append(Edge(context.name, address, WORK, stuck=what_keeps(context, [address])))
+            self._edges.append(Edge(context.name, address, WORK, stuck=what_blocks(context, [address])))
 
 
 def _kind(context: QueueContext) -> str:

@@ -436,7 +436,7 @@ class _Snapshot:
         return Workers(self._context, self._signs)
 
     def _waits_for_itself(self) -> Iterator[Reason]:
-        if self._workers.kept and (circle := waiting_for_each_other(self._context)):
+        if self._workers.blocked and (circle := waiting_for_each_other(self._context)):
             text = f"its workers and those of the queues they send to wait for each other: {' -> '.join(circle)}"
             yield Reason("full-circle", f"{text}; raise max_unprocessed of one, or let other consumers empty it")
 
@@ -473,7 +473,7 @@ class _Snapshot:
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
-        if kept := list(self._workers.kept.values()):
+        if kept := list(self._workers.blocked.values()):
             yield Reason("destination", f"workers take nothing from it, as {kept[0]}", len(kept))
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"

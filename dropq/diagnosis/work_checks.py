@@ -45,19 +45,21 @@ class Workers:
     def __init__(self, context: QueueContext, signs: Signs | None = None) -> None:
         self._context = context
         folder = context.layout.consumers
-        told = {one: list(filter(is_address, liveness.told(folder, one))) for one in (signs or Signs(folder)).living}
+        told = {
+            one: list(filter(is_address, liveness.announced(folder, one))) for one in (signs or Signs(folder)).living
+        }
         self.to = {one: addresses for one, addresses in told.items() if addresses}
 
     @cached_property
-    def kept(self) -> dict[str, str]:
+    def blocked(self) -> dict[str, str]:
         """Why each worker takes nothing that does, by its subscription."""
-        return {one: why for one, addresses in self.to.items() if (why := what_keeps(self._context, addresses))}
+        return {one: why for one, addresses in self.to.items() if (why := what_blocks(self._context, addresses))}
 
 
-def what_keeps(context: QueueContext, addresses: list[str]) -> str:
+def what_blocks(context: QueueContext, addresses: list[str]) -> str:
     """Return which address takes nothing now from workers of a queue, and why; "" if each does."""
     destinations = Destinations(context, lambda address: _Asked(context.root, address))
-    return destinations.what_keeps(addresses)
+    return destinations.what_blocks(addresses)
 
 
 def waiting_for_each_other(context: QueueContext) -> list[str]:
@@ -70,7 +72,7 @@ def waiting_for_each_other(context: QueueContext) -> list[str]:
         way = ahead.pop()
         here = way[-1]
         for address in {each for addresses in Workers(here).to.values() for each in addresses}:
-            if not what_keeps(here, [address]):
+            if not what_blocks(here, [address]):
                 continue
             if address == context.name:
                 return [*(each.name for each in way), address]

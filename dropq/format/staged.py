@@ -17,8 +17,9 @@ from dropq.format.layout import SETTLED
 
 #: The message itself, from the commit on. A folder in its place drops the attempt.
 WHOLE = "whole"
-#: What may become of the message itself, once all parts are moved.
-ENDS = ("processed", "target", "unlink")
+#: What may become of the message itself, once all parts are moved: `sent` is `processed` where the parts are messages
+#: that were made of it.
+ENDS = ("processed", "target", "unlink", "sent")
 #: The states that a part of a bundle may go to.
 PART_STATES = ("error", "expired", "target", "delayed", "processed")
 
@@ -45,7 +46,7 @@ class StagedFolder(NamedTuple):
     Attributes:
         claim: the end of the owner of the claim: the random part of the subscription, and the claim's sequence.
         attempt: six random hex digits.
-        end: the state that the message itself ends in; `unlink` removes it.
+        end: the state that the message itself ends in; `unlink` removes it, and `sent` is processed.
         own_name: the message's file name.
     """
 

@@ -108,13 +108,10 @@ class SendLimits:
         found = {"write-lock": self._write_lock.why_not(), "full": "" if self._limit is None else self._limit.why_not()}
         return {limit: why for limit, why in found.items() if why}
 
-    def what_keeps(self) -> str:
-        """Return why a message that comes now waits or is refused; "" if it is admitted, discarded or sent elsewhere.
-
-        What is admitted counts as sent, until the next count.
-        """
-        own = self._write_lock.why_not() or ("" if self._limit is None else self._limit.what_keeps())
-        return own or ("" if self._then is None else self._then.what_keeps())
+    def what_blocks(self) -> str:
+        """Return why a message that comes now waits or is refused; "" if it is taken, discarded or sent elsewhere."""
+        own = self._write_lock.why_not() or ("" if self._limit is None else self._limit.what_blocks())
+        return own or ("" if self._then is None else self._then.what_blocks())
 
     def has_room(self) -> bool:
         """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
@@ -163,6 +160,13 @@ class Tally:
             entering = (count if count <= room else 0) if whole else min(count, room)
             self.add(entering)
             return entering
+
+    def has_room(self) -> bool:
+        """Return whether there is room for a message, and add none."""
+        with self._lock:
+            if time.monotonic() >= self._counts_at or (self._known >= self._most and not self._is_counted):
+                self._count()
+            return self._known < self._most
 
     def add(self, count: int) -> None:
         """Add messages that are sent, whether there is room or not."""
@@ -250,9 +254,14 @@ class Limit:
             return f"sends are refused, as selector {one.name} sends to {one.to}, which is missing"
         return f"selector {one.name} takes what is sent to {one.to}"
 
-    def what_keeps(self) -> str:
-        """Do what `SendLimits.what_keeps` does, for this limit alone."""
-        if self._overflow == "discard" or self.has_room() or self._overflow_selector() is not None:
+    def what_blocks(self) -> str:
+        """Do what `SendLimits.what_blocks` does, for this limit alone."""
+        if self._overflow == "discard":
+            return ""
+        with self._context.error_context("the message was not sent"):
+            if self._tally.has_room():
+                return ""
+        if self._overflow_selector() is not None:
             return ""
         return f"{self._full}: {OVERFLOW[self._overflow]}"
 

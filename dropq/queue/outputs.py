@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import BufferedWriter
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -22,6 +23,7 @@ from dropq.format import names
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, Location
 from dropq.format.staged import part_draft, part_name
+from dropq.format.typed import check_text
 from dropq.hints import nearest
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
@@ -43,8 +45,8 @@ log = logging.getLogger("dropq")
 
 #: How many messages may be made of one.
 MOST = 10_000
-#: How many destinations of a queue are kept open.
-KEPT = 64
+#: How many destinations of a queue are kept open at the most, and announced.
+MOST_OPEN = 64
 #: Seconds after which the file of a destination is looked for again.
 KNOWN_AGE = 1.0
 #: How strict the durabilities are, from the least on.
@@ -57,10 +59,24 @@ class TooManyOutputs(ValueError):
     """Raised when more than `MOST` messages are made of one; nothing was sent."""
 
 
+class InRoot(Protocol):
+    """A directory that holds queues, as `Root` is."""
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+
+
 class Named(Protocol):
     """What has the name of a queue or topic, as `Queue` and `Topic` do."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def root(self) -> InRoot:
+        """The root that it is in."""
 
 
 class Out:
@@ -79,12 +95,13 @@ class Out:
         TypeError: the body is neither bytes nor text, or an argument is none that `Queue.send` takes.
     """
 
-    __slots__ = ("body", "fields", "to")
+    __slots__ = ("body", "fields", "root", "to")
 
     def __init__(self, to: str | Named | None, body: bytes | str, **fields: Any) -> None:
         self.to = (to or "" if isinstance(to, str | None) else to.name).removeprefix(names.TOPIC_REPLY)
         self.body = body
         self.fields = fields
+        self.root = None if isinstance(to, str | None) else str(to.root.path)
         if not self.to:
             raise ValueError("Out: give the name of a queue or topic; a message whose reply_to is None has none")
         if not isinstance(body, bytes | str):
@@ -163,15 +180,26 @@ class Destinations:
             check_address(address)
             sender = self._sender_of(address)
             sender._waits = False
-            with suppress(NoSuchQueue):
-                self._check(sender._destination)
-                if self._client_id and sender._destination.layout.is_topic:
-                    sender._marks = {**sender._marks, "from_client": self._client_id}
-            if len(self._senders) >= KEPT:
+            is_told = len(self._senders) < MOST_OPEN
+            if not is_told:
                 self._senders.pop(next(iter(self._senders)), None)
             self._senders[address] = sender  # RACE: threads may make two, which are equal
-            self.on_new()
+            if is_told:
+                self.on_new()
+            try:
+                self._open(sender)
+            except NoSuchQueue:
+                return sender  # who uses it finds another that takes what is sent
+            except ConfigError:
+                self._senders.pop(address, None)
+                raise
         return sender
+
+    def _open(self, sender: Sender) -> None:
+        """Open the queue of a sender, and refuse one on a circle."""
+        self._check(sender._destination)
+        if self._client_id and sender._destination.layout.is_topic:
+            sender._marks = {**sender._marks, "from_client": self._client_id}
 
     def _check(self, to: QueueContext) -> None:
         """Raise ConfigError if what is sent there comes back to this queue by a topic."""
@@ -201,7 +229,7 @@ class Destinations:
                 if not known_at or not is_known(self.context.layout, folder):
                     own = self.context.storage
                     make_known(self.context.layout, folder, own.as_durable_as(strictest(own, to.storage)))
-                if len(self._folders) >= KEPT:
+                if len(self._folders) >= MOST_OPEN:
                     self._folders.pop(next(iter(self._folders)), None)
                 self._folders[base] = now, folder
         return folder
@@ -234,26 +262,29 @@ class Destinations:
         sender._address(out.body, **out.fields)
         fan_out.try_rename(self.context, to)
 
-    def what_keeps(self, addresses: Iterable[str] | None = None) -> str:
+    def what_blocks(self, addresses: Iterable[str] | None = None) -> str:
         """Return which of its addresses, or of others, takes nothing now, and why; "" if each takes or discards it."""
         for address in self.addresses if addresses is None else addresses:
-            if why := self._keeps(self._senders.get(address) or self._sender_of(address)):
+            if why := self._blocks(self._senders.get(address) or self._sender_of(address)):
                 return f"{address} takes nothing: {why}"
         return ""
 
-    def _keeps(self, sender: Sender) -> str:
+    def _blocks(self, sender: Sender) -> str:
         try:
-            to = sender._destination
-            if to.layout.home == self.context.layout.home:
-                return ""
-            if not reading.exists(to.layout.target):
+            try:
+                to = sender._destination
+                is_there = reading.exists(to.layout.target)
+            except NoSuchQueue:
+                is_there = False
+            if not is_there:
                 sender._missing_queue_sender()
                 return ""  # who sends to it finds another that takes it, or says that it is gone
-            return sender._send_limits().what_keeps()
+            is_own = to.layout.home == self.context.layout.home
+            return "" if is_own else sender._send_limits().what_blocks()
         except (NoSuchQueue, InvalidName):
             return ""
-        except (OSError, DropqError) as error:
-            return describe(error)
+        except DropqError as error:
+            return str(error)
 
 
 class Part:
@@ -370,6 +401,8 @@ class Outputs:
 
     def _begun(self, out: Out, begin: Callable[[Sender, Out, str], T]) -> T | None:
         """Begin a message in the staged folder by `begin`, with who takes it; return None if its queue discards it."""
+        if out.root not in (None, self._context.root.layout.path):
+            raise ConfigError(f"{out!r} is in root {out.root}: what is made of a message goes to queues of its root")
         if self._count >= MOST:
             raise TooManyOutputs(f"message {self._message.id}: more than {MOST} messages were made of it")
         if (sender := self._taker(out.to, 1)) is None:
@@ -440,17 +473,19 @@ class Outputs:
         return self._context.sidecars.fit(naming.counted(self._context, claim))
 
     def _finish(self, part: Part, writing: BufferedWriter[Draft]) -> None:
-        to, path = part._sender._destination, f"{self._folder}/{part._draft}"
-        file = self._file_name(part._sender, part._out)
-        storage = to.storage
+        path, storage = f"{self._folder}/{part._draft}", part._sender._destination.storage
         with error_context(fan_out.UNSETTLED):
             writing.flush()
             storage.sync_file(writing.fileno())
             writing.close()
             storage.await_whole(path, part.size)
         self._open.discard(part)
-        destination = self._destinations.folder(to)
-        name = part_name(destination.token, file)
+        try:
+            destination = self._destinations.folder(part._sender._destination)
+        except NoSuchQueue as missing:
+            part._sender = part._sender._instead(missing)
+            destination = self._destinations.folder(part._sender._destination)
+        name = part_name(destination.token, self._file_name(part._sender, part._out))
         try:
             self._context.storage.rename(path, f"{self._folder}/{name}")
         except OSError as error:
@@ -482,7 +517,7 @@ class Outputs:
     def _headers(self, out: Out) -> Headers:
         """Return the headers of a message: what is not said is that of the message it is made of."""
         message, name, fields = self._message, self._message._name, out.fields
-        correlation_id = name.correlation_id or message.id
+        correlation_id = name.correlation_id or (message.id if _is_text(message.id) else None)
         properties = {key: value for key, value in name.properties.items() if _is_inherited(key, value)}
         if not fields:
             return Headers(priority=name.priority, correlation_id=correlation_id, properties=properties or None)
@@ -496,6 +531,7 @@ class Outputs:
         """Acknowledge the message, and send what was made of it; use this as the verb of a settlement."""
         records = self._message._records
         with nullcontext() if records is None else records.cursor.frozen():
+            self._claims_of(self._message)  # its records may have been settled since
             if self._parts:
                 return self._archive(claim)
             self.withdraw()
@@ -512,13 +548,13 @@ class Outputs:
             with error_context(fan_out.UNSETTLED):
                 for name in self._unsynced:
                     context.storage.sync_path(f"{folder}/{name}")
+        self._folder = ""  # RACE: a commit that was tried may be made after it failed, and then it needs the parts
         try:
             fan_out.send(context, claim, folder, self._parts, own_name)
         except Unavailable:
             if self._claims.is_changed(claim):
                 return self._claims.set_changed_aside(claim)
             raise
-        self._folder = ""
         return Location("processed", own_name) if context.config.history else Location("removed", "")
 
     def distribute(self) -> None:
@@ -536,6 +572,15 @@ class Outputs:
         folder, self._folder = self._folder, ""
         if folder and self._message._claim is not None:
             fan_out.withdraw(self._context, folder)
+
+
+def _is_text(text: str) -> bool:
+    """Return whether an id can be a correlation id: that of a foreign file may not be UTF-8."""
+    try:
+        check_text("correlation_id", text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_inherited(key: str, value: Any) -> bool:

@@ -508,10 +508,10 @@ class Subscription:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))
 
-    def _tell(self, addresses: Iterable[str]) -> None:
+    def _announce(self, addresses: Iterable[str]) -> None:
         """Write beside its sign of life where its messages go."""
         if self._presence is not None:
-            self._presence.tell(addresses)
+            self._presence.announce(addresses)
 
     def _has_room(self) -> bool:
         self._forget_lost()

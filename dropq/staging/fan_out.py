@@ -101,13 +101,13 @@ class StagedCopies(NamedTuple):
     came_from: str
 
 
-class Outputs(NamedTuple):
+class StagedOutputs(NamedTuple):
     """What this process has staged to send with an ack: where each part goes; attributes as of `StagedCopies`."""
 
     parts: Mapping[str, DestinationFolder]
     own_name: str
     came_from: str
-    end: str = "processed"
+    end: str = "sent"
 
 
 class OwnParts(NamedTuple):
@@ -177,7 +177,7 @@ def fan_out(
 def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
     """Make the folder for messages that are made of a claimed one; return its path. `own_name`: as of `send`."""
     try:
-        return _new_folder(context, claim, "processed", own_name)
+        return _new_folder(context, claim, "sent", own_name)
     except OSError as error:
         raise context.refused(error, UNSETTLED) from error
 
@@ -276,7 +276,7 @@ def send(
             message is still claimed.
         StorageError: the same; or, if the error has a `location`, the message is committed.
     """
-    staged = Outputs(parts, own_name, context.layout.target)
+    staged = StagedOutputs(parts, own_name, context.layout.target)
     try:
         done = _commit_parts(context, claim, folder, staged, lambda: None, UNSETTLED)
     except LeaseLost:
@@ -297,11 +297,6 @@ def _committed_under(context: QueueContext, claim: Claim) -> str | None:
         if staged is not None and staged.claim == claim_of(claim.owner) and is_committed(entry.path):
             return entry.path
     return None
-
-
-def withdraw(context: QueueContext, folder: str) -> None:
-    """Remove what was staged to be sent with an ack that does not come; do nothing if it was committed."""
-    _withdraw(context, folder)
 
 
 def set_closed_aside(context: QueueContext, claim: Claim) -> bool:
@@ -348,7 +343,7 @@ def _commit_parts(
     context: QueueContext,
     claim: Claim,
     folder: str,
-    staged: StagedCopies | OwnParts | Outputs,
+    staged: StagedCopies | OwnParts | StagedOutputs,
     write: Callable[[], None],
     outcome: str,
 ) -> bool | None:
@@ -357,7 +352,7 @@ def _commit_parts(
     try:
         _stage(context, folder, staged.came_from, write)
         if claim.body is not None and Claims(context).is_changed(claim):
-            _withdraw(context, folder)
+            withdraw(context, folder)
             raise Unavailable(f"{claim.path}: somebody writes to it, so its copies were not sent; {outcome}")
         is_tried = True
         if not _commit(context, claim, folder):
@@ -368,7 +363,7 @@ def _commit_parts(
         if isinstance(error, FileNotFoundError) and not reading.exists(folder) and reading.exists(claim.path):
             return None  # RACE: it was empty for a while, and a sweep took it for nobody's
         if not is_tried:
-            _withdraw(context, folder)
+            withdraw(context, folder)
         # RACE: a file server may do the rename of the commit after it refused to answer. Then the parts are needed. If
         # it does not, a sweep drops them once the claim is gone.
         if reading.is_gone(error) and find_claim(context, claim.owner) is None:
@@ -376,7 +371,7 @@ def _commit_parts(
         raise storage_error(error, outcome) from error
     except BaseException:
         if not is_tried:
-            _withdraw(context, folder)
+            withdraw(context, folder)
         raise
     return roll_forward(context, folder, staged=staged)
 
@@ -449,7 +444,7 @@ def _was_rolled_forward(context: QueueContext, folder: str) -> bool:
     )
 
 
-def _withdraw(context: QueueContext, folder: str) -> None:
+def withdraw(context: QueueContext, folder: str) -> None:
     """Remove what was staged and will not be committed; only its holder may, while it has the claim.
 
     RACE: a signal handler may raise between the commit and its return, and an error of a rename that was done may leave
@@ -470,7 +465,7 @@ def _withdraw(context: QueueContext, folder: str) -> None:
 
 
 def roll_forward(
-    context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | Outputs | None = None
+    context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | StagedOutputs | None = None
 ) -> bool:
     """Move each part of a committed message to where it goes, then end the message; return whether all is done.
 
@@ -489,11 +484,11 @@ def roll_forward(
         raise failed from error
 
 
-def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | Outputs | None) -> bool:
+def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | StagedOutputs | None) -> bool:
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
         return False
-    sends = committed.end == "processed" and not context.layout.is_topic
+    sends, end = committed.end == "sent", committed.end.replace("sent", "processed")
     if sends and staged is None:  # a destination may ask for more than this queue
         context = replace(context, storage=context.storage.as_durable_as("full"))
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
@@ -508,7 +503,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
         elif isinstance(committed, StagedCopies):
             if not mover.move_staged(committed):
                 return False
-        elif isinstance(committed, Outputs):
+        elif isinstance(committed, StagedOutputs):
             if not mover.move_outputs(committed.parts):
                 return False
         else:
@@ -525,9 +520,9 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
             raise
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     if staged is None:
-        _unlink_if_ended(context, whole, committed.own_name, committed.end)
-    end_whole(context, whole, committed.own_name, committed.end)
-    if committed.end == "target":
+        _unlink_if_ended(context, whole, committed.own_name, end)
+    end_whole(context, whole, committed.own_name, end)
+    if end == "target":
         storage.sync(layout.target)
     try:
         storage.remove_folder(folder)
@@ -793,8 +788,11 @@ class _Mover:
 
 def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[[], int]) -> str:
     """Return why a sweep leaves a part to its owner; "" if it moves it. `whose` returns who owns files made there."""
-    identity = identity_of(context.layout, token)
-    if identity is None or is_named(context, identity):
+    identity, staged = identity_of(context.layout, token), StagedFolder.of(os.path.basename(os.path.dirname(part)))
+    if identity is None:
+        if staged is None or staged.end != "sent":
+            return ""  # it goes to error/ here
+    elif is_named(context, identity):
         return ""
     try:
         owners = {os.lstat(path).st_uid for path in (part, os.path.dirname(part))}
@@ -803,7 +801,8 @@ def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[
     if owners == {whose()}:
         return ""
     who = ", ".join(f"user {owner}" for owner in sorted(owners))
-    return f"{who} staged it for {identity.path}, which no configuration names: only processes of that user move it"
+    where = "a queue that has no file any more" if identity is None else identity.path
+    return f"{who} staged it for {where}, which no configuration names: only processes of that user move it"
 
 
 # -- sweeping ------------------------------------------------------------------------------------------------------
@@ -854,7 +853,7 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         _clear_dropped(context, folder, wholly=found.allowed)
     elif found.allowed and found.why == "empty":
         _clear_empty(context, folder)
-    if found.why != "staged":
+    if found.why != "staged" or _has_claim(context, folder):
         return
     try:
         # RACE: with its holder's commit, if that is alive: whichever has the name `whole` first decides.
@@ -865,6 +864,15 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         return
     rolled.dropped += 1
     _clear_dropped(context, folder, wholly=False)
+
+
+def _has_claim(context: QueueContext, folder: str) -> bool:
+    """Return whether the claim of a staged folder is in processing/.
+
+    RACE: a listing may pass over a claim that is renamed meanwhile, as its lease is renewed: so this one is asked for.
+    """
+    staged = StagedFolder.of(os.path.basename(folder))
+    return staged is not None and any(claim_of(claim.owner) == staged.claim for claim in claims_in(context))
 
 
 def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:

@@ -24,6 +24,8 @@ from dropq.storage.reading import device, entries, inode, names_in, parse_json, 
 
 log = logging.getLogger("dropq")
 
+#: How many addresses of a subscription are read: a stranger may have written more.
+MOST_ANNOUNCED = 64
 #: Where Linux gives each boot of a host an id of its own.
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -49,7 +51,7 @@ class Presence:
         self._folder = folder
         self._path = f"{folder}/{subscription}"
         self._storage = storage
-        self._tells = False
+        self._announces = False
         #: The locks that are held: one, and more if the folder was replaced for a while; none without locks.
         self._locks = self._make()
 
@@ -119,16 +121,16 @@ class Presence:
         seen = sorted({own, *known(self._folder)})
         return seen.index(own), len(seen)
 
-    def tell(self, addresses: Iterable[str]) -> None:
+    def announce(self, addresses: Iterable[str]) -> None:
         """Write beside the sign of life where the messages of the subscription go."""
         content = json.dumps({"to": list(addresses)}).encode()
-        self._storage.write_small(_word_of(self._folder, os.path.basename(self._path)), content)
-        self._tells = True
+        self._storage.write_small(_announcement(self._folder, os.path.basename(self._path)), content)
+        self._announces = True
 
     def end(self) -> None:
         """Remove the sign of life; call it when no message is held any more."""
-        if self._tells:
-            self._storage.unlink(_word_of(self._folder, os.path.basename(self._path)))
+        if self._announces:
+            self._storage.unlink(_announcement(self._folder, os.path.basename(self._path)))
         if self.is_locked:
             self._storage.unlink(self._path)  # before the lock is freed: after that a sweep may take it
             self.abandon()
@@ -167,21 +169,22 @@ def is_verifiable(folder: str, subscription: str) -> bool:
         return False
 
 
-def _word_of(folder: str, subscription: str) -> str:
+def _announcement(folder: str, subscription: str) -> str:
     return f"{folder}/.{subscription}.to"
 
 
-def told(folder: str, subscription: str) -> list[str]:
+def announced(folder: str, subscription: str) -> list[str]:
     """Return where the messages of a subscription go, as far as it told that."""
     try:
-        said = parse_json(read_small(_word_of(folder, subscription)) or b"")
+        said = parse_json(read_small(_announcement(folder, subscription)) or b"")
     except (OSError, ValueError):
         return []
     addresses = said.get("to") if isinstance(said, dict) else None
-    return [each for each in addresses if isinstance(each, str)] if isinstance(addresses, list) else []
+    some = addresses[:MOST_ANNOUNCED] if isinstance(addresses, list) else []
+    return [each for each in some if isinstance(each, str)]
 
 
-def teller(name: str) -> str:
+def announcer(name: str) -> str:
     """Return the subscription that a file beside the signs of life is of; "" for any other file."""
     return name[1:-3] if name.startswith(".") and name.endswith(".to") else ""
 
@@ -252,5 +255,5 @@ def ring(folder: str, subscription: str, storage: Storage) -> None:
 
 def forget_dead(folder: str, subscription: str, storage: Storage) -> None:
     """Remove the file of a dead subscription that holds nothing any more; call it inside `dead`."""
-    storage.unlink(_word_of(folder, subscription))
+    storage.unlink(_announcement(folder, subscription))
     storage.unlink(f"{folder}/{subscription}")

@@ -113,7 +113,7 @@ def _is_sign_of_nobody(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 
     A subscription that is alive all the same makes it again before its next claim.
     """
-    if entry.name.startswith(".nfs") or liveness.teller(entry.name) in liveness.known(context.layout.consumers):
+    if entry.name.startswith(".nfs") or liveness.announcer(entry.name) in liveness.known(context.layout.consumers):
         return False
     return entry.name.startswith(".") or not (
         liveness.is_verifiable(context.layout.consumers, entry.name)

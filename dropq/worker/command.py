@@ -373,18 +373,14 @@ class Run:
         """Wait until no process of the group is left, but for the leader, which has exited.
 
         The leader is reaped by this. RACE: the system gives its number to another process only once the group, too, is
-        gone, so the timers of this run may signal the group until then.
+        gone: so if a process has it, the group has ended, and is not signalled any more.
         """
         assert self._process is not None
         self._process.wait()
         pause = GROUP_CHECK
         while True:
             with self._lock:
-                try:
-                    os.killpg(self._process.pid, 0)
-                except PermissionError:
-                    pass  # a process of it has changed its user
-                except ProcessLookupError:
+                if not _lives(self._process.pid):
                     self._exited = True
                     return
             time.sleep(pause)
@@ -402,6 +398,8 @@ class Run:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
+        if self._process.returncode is not None and not _lives(self._process.pid):
+            return
         with suppress(ProcessLookupError, PermissionError):  # the command has changed its user
             os.killpg(self._process.pid, number)
 
@@ -417,6 +415,36 @@ def _echo(piece: bytes) -> None:
     with suppress(OSError):
         while piece:
             piece = piece[os.write(2, piece) :]
+
+
+def _lives(group: int) -> bool:
+    """Return whether a process of a group runs whose leader was reaped; the dead that nobody reaped do not count."""
+    with suppress(ChildProcessError):  # of a worker that has to reap what it did not start, as the first of a container
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG)
+    if _exists(os.kill, group) or not _exists(os.killpg, group):
+        return False
+    return not os.path.isdir("/proc/self") or any(_runs_in(group, entry) for entry in os.listdir("/proc"))
+
+
+def _exists(signal_to: Callable[[int, int], None], number: int) -> bool:
+    """Return whether a process, or a group, of a number can be signalled, or may not be."""
+    try:
+        signal_to(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _runs_in(group: int, entry: str) -> bool:
+    """Return whether an entry of /proc is a process of a group that is not dead."""
+    try:
+        with open(f"/proc/{int(entry)}/stat", "rb") as about:
+            state, _, its_group = about.read().rpartition(b")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False
+    return int(its_group) == group and state not in b"ZX"
 
 
 class _Pump:

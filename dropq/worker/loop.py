@@ -22,7 +22,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import parse_duration
-from dropq.errors import LeaseLost, QueueFull, StorageError
+from dropq.errors import LeaseLost, QueueFull, StorageError, Unavailable
 from dropq.format.layout import WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
@@ -243,7 +243,7 @@ class Worker:
         self._handler = handler
         self._sends: Callable[[Message, Sending], None] | None = getattr(handler, "sends", None)
         self._sendings = sendings or Sendings()
-        sources.keeps_out = self._sendings.keeps_out
+        sources.is_blocked = self._sendings.is_blocked
         self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
         self._watch = sources.watch
         self._stop = stop
@@ -261,7 +261,7 @@ class Worker:
 
     def run(self) -> WorkReport:
         for subscription in self._sources:
-            self._sendings.tell(subscription)
+            self._sendings.announce(subscription)
         for _ in range(self._concurrency):
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
         lease = self._sources.least_lease
@@ -310,7 +310,7 @@ class Worker:
 
     @property
     def _are_kept_back(self) -> bool:
-        return self._sources.is_kept_back or any(map(self._sendings.are_kept, self._sources))
+        return self._sources.is_kept_back or any(map(self._sendings.has_waiting, self._sources))
 
     def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""
@@ -335,7 +335,7 @@ class Worker:
         has_free_thread = self._busy < self._concurrency and not self._stopping
         if not has_free_thread:
             return RESCAN  # a thread that gets free wakes us earlier
-        return self._sendings.rests_for or min(self._sources.next_attempt, self._sendings.pause)
+        return min(self._sendings.rests_for or self._sources.next_attempt, self._sendings.pause, RESCAN)
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
@@ -408,9 +408,11 @@ class Worker:
                 settle()
             else:
                 outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
+                if sending.is_used and outcome != "lost":
+                    log.warning("what was made of message %s was not sent, as its handler settled it", message.id)
         except LeaseLost:
             outcome = "lost"
-        except StorageError as error:
+        except (StorageError, Unavailable, ValueError) as error:
             if outcome != "acked" or not sending.is_used or not message.held:
                 raise
             outcome, settle, why = self._not_sent(error, message, sending)
@@ -477,13 +479,11 @@ class Worker:
         if isinstance(error, TooManyOutputs):
             settle = partial(message._set_aside, "error", "too_many_outputs", {"detail": str(error)})
             return "failed", settle, str(error)
-        if isinstance(error, QueueFull | StorageError | MustWait):
+        if isinstance(error, QueueFull | StorageError | Unavailable | MustWait):
             sending.is_refused = not isinstance(error, MustWait)  # which a stop ended
             log.warning("message %s goes back, as what was made of it was not sent: %s", message.id, error)
         elif not isinstance(error, LeaseLost):
             return "failed", partial(message.fail, str(error)), str(error)
-        elif message.state != "processing":
-            log.warning("what was made of message %s was not sent, as its handler settled it: %s", message.id, error)
         return "returned", partial(message.release, counted=False), ""
 
     def _is_stopped_by_signal(self, error: Exception) -> bool:

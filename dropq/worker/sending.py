@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, ValuesView
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
+from io import IOBase
 from math import inf
 from types import GeneratorType, TracebackType
 from typing import Self
 
 from dropq.errors import DropqError
 from dropq.lifecycle.endings import growing
+from dropq.policies.build import view_of
 from dropq.policies.send_limits import LOG_WAIT_EVERY, MustWait
 from dropq.queue.message import Message
 from dropq.queue.outputs import Destinations, Out, Outputs, Part
 from dropq.queue.subscription import Subscription
-from dropq.storage import reading
 from dropq.worker.sources import Taken
 
 log = logging.getLogger("dropq")
@@ -50,10 +51,16 @@ def not_sent() -> Iterator[None]:
 
 
 def is_made(made: object) -> bool:
-    """Return whether what a handler returned is messages to send: an `Out`, several, or a generator of them."""
-    if isinstance(made, list | tuple):
+    """Return whether what a handler returned is messages to send: an `Out`, several, or an iterator of them.
+
+    Raises:
+        TypeError: it is what an async function returns, which would never run.
+    """
+    if isinstance(made, Coroutine | AsyncIterator):
+        raise TypeError("the handler is async, and a worker calls plain functions: use asyncio's `async for`")
+    if isinstance(made, list | tuple | set | frozenset | ValuesView):
         return any(isinstance(each, Out) for each in made)
-    return isinstance(made, Out | GeneratorType)
+    return isinstance(made, Out) or (isinstance(made, Iterator) and not isinstance(made, IOBase))
 
 
 class Sending:
@@ -95,15 +102,15 @@ class Sending:
         return self._outputs is not None
 
     def take(self, made: object) -> None:
-        """Stage what a handler returned, if that is messages to send; run a generator to its end.
+        """Stage what a handler returned, if that is messages to send; run an iterator to its end.
 
         Raises:
             NotSent: it could not be staged; whatever a generator raises comes as it is.
         """
         if not is_made(made):
             return
-        if isinstance(made, GeneratorType):
-            with closing(made):
+        if isinstance(made, Iterator):
+            with closing(made) if isinstance(made, GeneratorType) else nullcontext():
                 for out in made:
                     self._add([out])
         else:
@@ -160,20 +167,22 @@ class Sendings:
                 queue.context,
                 queue.root.queue,
                 given_up=self._given_up,
-                on_new=partial(self.tell, taken.subscription),
+                on_new=partial(self.announce, taken.subscription),
                 client_id=self._client_id,
             )
         return found
 
-    def tell(self, subscription: Subscription) -> None:
+    def announce(self, subscription: Subscription) -> None:
         """Write beside a subscription's sign of life where its messages go."""
         found = self._destinations.get(subscription._context.name)
         if found is not None and found.addresses:
             with suppress(OSError):  # it only informs
-                subscription._tell(found.addresses)
+                subscription._announce(found.addresses)
 
     def rest(self, subscription: Subscription) -> None:
         """Take nothing for a while, which grows, as something could not be staged."""
+        if self.rests_for:
+            return  # other threads met the same
         config = subscription._context.config
         first, limit = max(config.redelivery_delay, LEAST_REST), max(config.redelivery_delay_limit, LEAST_REST)
         self._rests_until = time.monotonic() + growing(first, config.redelivery_backoff, self._failures, limit)
@@ -193,20 +202,20 @@ class Sendings:
         """Seconds after which to ask again, while a destination takes nothing."""
         return RECHECK if any(self._why.values()) else inf
 
-    def keeps_out(self, subscription: Subscription) -> bool:
+    def is_blocked(self, subscription: Subscription) -> bool:
         """Return whether a destination takes nothing, so that nothing is to be taken from a queue; log why."""
         context = subscription._context
         found = self._destinations.get(context.name)
-        why = found.what_keeps() if found is not None else ""
+        why = found.what_blocks() if found is not None else ""
         if why and (why != self._why.get(context.name) or time.monotonic() >= self._logs_at):
             self._logs_at = time.monotonic() + LOG_WAIT_EVERY
             log.warning("nothing is taken from queue %s: %s", context.name, why)
         self._why[context.name] = why
         return bool(why)
 
-    def are_kept(self, subscription: Subscription) -> bool:
+    def has_waiting(self, subscription: Subscription) -> bool:
         """Return whether messages wait that are not taken, as a destination takes nothing."""
         context = subscription._context
-        if not self._why.get(context.name) and not self.rests_for:
+        if (not self._why.get(context.name) and not self.rests_for) or context.paused:
             return False
-        return any(reading.message_counts(context.layout.target, context.config.ignore))
+        return any(map(subscription._offers.wants, view_of(context).files()))

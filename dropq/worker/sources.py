@@ -50,7 +50,7 @@ class Sources:
         self.watch = Watch(*notes, moved_in=notes, poll=poll)
 
     #: Whether nothing is to be taken from a subscription now; the worker sets it.
-    keeps_out: Callable[[Subscription], bool] = staticmethod(lambda _: False)
+    is_blocked: Callable[[Subscription], bool] = staticmethod(lambda _: False)
 
     def receive(self) -> Taken | None:
         """Claim a message; return None if no queue has one for this worker now."""
@@ -58,7 +58,7 @@ class Sources:
         for step in range(count):
             at = (first + step) % count
             subscription = self._subscriptions[at]
-            if self.keeps_out(subscription):
+            if self.is_blocked(subscription):
                 subscription._sweep_if_due()
                 continue
             if (message := subscription.receive()) is not None:

@@ -89,7 +89,7 @@ def test_a_worker_waits_while_it_cannot_look_at_a_destination(queue: Queue, monk
     destinations = queue._destinations
     destinations.sender("other")
     monkeypatch.setattr(reading, "exists", refused)
-    assert destinations.what_keeps() == "other takes nothing: Input/output error at there"
+    assert destinations.what_blocks() == "other takes nothing: Input/output error at there"
 
 
 def test_an_ack_is_done_though_what_it_published_cannot_be_distributed_yet(

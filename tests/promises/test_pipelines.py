@@ -133,6 +133,29 @@ def test_a_daemon_that_left_the_group_keeps_nothing_back(queue: Queue, out: Queu
     assert bodies(out) == [b"body\n"]
 
 
+#: The command line in a process that has to reap what its commands leave, as the first process of a container has.
+REAPING = (
+    "import ctypes, sys; from dropq.cli.main import main; "
+    "assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["sleep 0.1 & cat", "(sh -c 'true & exec setsid sleep 617' > /dev/null 2>&1 &); cat"],
+    ids=["a child", "a daemon's child"],
+)
+def test_the_dead_of_a_group_keep_nothing_back(queue: Queue, out: Queue, script: str) -> None:
+    queue.send(b"a")
+    arguments = ["--root", str(queue.root.path), "work", "q", "--to", "out", "--until-empty", "--", "sh", "-c", script]
+    with subprocess.Popen([sys.executable, "-c", REAPING, *arguments], start_new_session=True) as worker:
+        try:
+            assert worker.wait(60) == 0
+        finally:
+            subprocess.run(["pkill", "-f", "sleep 617"], check=False)
+    assert bodies(out) == [b"a"]
+
+
 def test_a_timeout_counts_until_the_group_has_ended(queue: Queue, out: Queue) -> None:
     queue.send(b"a")
     assert worked(queue, sh("echo body; sleep 600 &", timeout=0.5)) == {"failed": 1}
