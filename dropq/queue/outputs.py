@@ -285,6 +285,8 @@ class Destinations:
             return ""
         except DropqError as error:
             return str(error)
+        except OSError as error:
+            return describe(error)
 
 
 class Part:

@@ -349,19 +349,22 @@ def test_another_file_system_is_refused_at_the_start(run: Run, root: dropq.Root)
         shutil.rmtree(folder)
 
 
-def test_a_write_lock_keeps_workers_back_and_explain_says_so(run: Run, queue: Queue, out: Queue) -> None:
+def test_a_write_lock_keeps_workers_back_and_explain_says_so(
+    run: Run, queue: Queue, out: Queue, tmp_path: Path
+) -> None:
     queue.send(b"a")
     lock = Path(out.layout.write_lock)
     lock.touch()
     arguments = [*DROPQ, "--root", str(queue.root.path), "work", "q", "--to", "out", "--until-empty", "--", "cat"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as worker:
-        until(lambda: [found.why for found in queue.explain("target")] == ["destination"], "the reason")
+    said = tmp_path / "said"
+    with open(said, "w") as stderr, subprocess.Popen(arguments, stderr=stderr) as worker:
+        until(lambda: "nothing is taken from queue q" in said.read_text(), "a word in the log")
+        assert [found.why for found in queue.explain("target")] == ["destination"]
         ran = run(*["browse", "q", "--explain", "--json"])
         assert json.loads(ran.out)["why"] == "destination"
         assert str(lock) in json.loads(ran.out)["detail"]
         lock.unlink()
         assert worker.wait(60) == 0
-        assert worker.stderr is not None and "nothing is taken from queue q" in worker.stderr.read()
     assert bodies(out) == [b"a"]
 
 
