@@ -142,17 +142,18 @@ REAPING = (
 
 @pytest.mark.parametrize(
     "script",
-    ["sleep 0.1 & cat", "(sh -c 'true & exec setsid sleep 617' > /dev/null 2>&1 &); cat"],
+    ["sleep 0.1 & cat", "(sh -c 'true & echo $$ > {}; exec setsid sleep 600' > /dev/null 2>&1 &); cat"],
     ids=["a child", "a daemon's child"],
 )
-def test_the_dead_of_a_group_keep_nothing_back(queue: Queue, out: Queue, script: str) -> None:
+def test_the_dead_of_a_group_keep_nothing_back(queue: Queue, out: Queue, script: str, tmp_path: Path) -> None:
     queue.send(b"a")
+    daemon, script = tmp_path / "pid", script.replace("{}", str(tmp_path / "pid"))
     arguments = ["--root", str(queue.root.path), "work", "q", "--to", "out", "--until-empty", "--", "sh", "-c", script]
-    with subprocess.Popen([sys.executable, "-c", REAPING, *arguments], start_new_session=True) as worker:
-        try:
-            assert worker.wait(60) == 0
-        finally:
-            subprocess.run(["pkill", "-f", "sleep 617"], check=False)
+    try:
+        assert subprocess.run([sys.executable, "-c", REAPING, *arguments], timeout=60, check=False).returncode == 0
+    finally:
+        if daemon.exists():
+            os.kill(int(daemon.read_text()), signal.SIGKILL)
     assert bodies(out) == [b"a"]
 
 
