@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("dropq")
 
 #: A function that is called with each message, or with each record; when it returns, the message, or the record, is
-#: acknowledged. If it returns an `Out`, a list or tuple of them, or is a generator of them, they are sent by the ack of
-#: the message. Whatever else it returns does not count.
+#: acknowledged. If it returns an `Out`, or several in a list, tuple, set or iterator, or yields them, they are sent by
+#: the ack of the message. Whatever else it returns does not count.
 Handler = Callable[[Any], object]
 
 #: Seconds to wait for handlers that were cancelled, before their messages are given back.

@@ -57,11 +57,11 @@ def work(
 
     When the handler returns, its message is acknowledged. If it raises `Retry`, the message is given back; `Reject`
     refuses it; `Halt` gives it back and ends the worker; any other exception fails it and keeps the traceback, but for
-    `Fail`, which keeps none. If it returns an `Out`, or a list or tuple of them, or yields them, these are sent by the
-    commit that acknowledges the message: all, or none. A handler may also settle its message itself. `message.held`
-    turns false when the claim is lost; then, and when its message is to be given back, the worker calls the handler's
-    method `cancel(message)`, if there is one, in another thread. That method must return at once, and the handler
-    raises `Cancelled`.
+    `Fail`, which keeps none. If it returns an `Out`, or several in a list, tuple, set or iterator, or yields them,
+    these are sent by the commit that acknowledges the message: all, or none. A handler may also settle its message
+    itself. `message.held` turns false when the claim is lost; then, and when its message is to be given back, the
+    worker calls the handler's method `cancel(message)`, if there is one, in another thread. That method must return at
+    once, and the handler raises `Cancelled`.
 
     SIGTERM, SIGHUP and Ctrl-C ask the worker to stop, if this is the main thread and the program does not handle them:
     the running handlers finish, and the report says `stopped`. After a second signal the worker gives their messages
