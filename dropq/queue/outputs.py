@@ -289,7 +289,7 @@ class Destinations:
             return describe(error)
 
 
-class Part:
+class OutputWriter:
     """A message that is being made: a draft in the staged folder of the message that it is made of.
 
     Attributes:
@@ -345,7 +345,7 @@ class Outputs:
         self._claims = self._claims_of(message)
         self._folder = ""
         self._count = 0
-        self._open: set[Part] = set()
+        self._open: set[OutputWriter] = set()
         self._parts: dict[str, DestinationFolder] = {}
         self._unsynced: list[str] = []
         self._topics: dict[str, Sender] = {}
@@ -392,14 +392,14 @@ class Outputs:
         for out in outs:
             self._begun(out, self._written)
 
-    def begin(self, out: Out) -> Part | None:
+    def begin(self, out: Out) -> OutputWriter | None:
         """Begin a message whose body is written piece by piece; return None if its queue discards it.
 
         Raises:
             TooManyOutputs: `MOST` messages were made of this one.
             QueueFull, NoSuchQueue, ConfigError, StorageError: as of `add_all`.
         """
-        return self._begun(out, self._part)
+        return self._begun(out, self._writer)
 
     def _begun(self, out: Out, begin: Callable[[Sender, Out, str], T]) -> T | None:
         """Begin a message in the staged folder by `begin`, with who takes it; return None if its queue discards it."""
@@ -451,11 +451,11 @@ class Outputs:
                 renewed = time.monotonic()
         return sender
 
-    def _part(self, sender: Sender, out: Out, folder: str) -> Part:
+    def _writer(self, sender: Sender, out: Out, folder: str) -> OutputWriter:
         """Begin a message that is written piece by piece."""
         self._destinations.folder(sender._destination)
         fd = fan_out.new_draft(self._context, folder, self._count, sender._destination)
-        part = Part(self, sender, out, self._count, fd)
+        part = OutputWriter(self, sender, out, self._count, fd)
         self._open.add(part)
         return part
 
@@ -474,7 +474,7 @@ class Outputs:
             return claim.own_name
         return self._context.sidecars.fit(naming.counted(self._context, claim))
 
-    def _finish(self, part: Part, writing: BufferedWriter[Draft]) -> None:
+    def _finish(self, part: OutputWriter, writing: BufferedWriter[Draft]) -> None:
         path, storage = f"{self._folder}/{part._draft}", part._sender._destination.storage
         with error_context(fan_out.UNSETTLED):
             writing.flush()

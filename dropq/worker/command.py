@@ -44,7 +44,7 @@ from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
-from dropq.queue.outputs import Out, Part
+from dropq.queue.outputs import Out, OutputWriter
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.worker import guard
@@ -229,9 +229,9 @@ class _Writing:
         self._outs = outs
         self._sends_empty = sends_empty
         # The body at hand; None between two. The first is begun before the work: who may not send learns it then.
-        self._parts: list[Part] | None = self._begun()
+        self._parts: list[OutputWriter] | None = self._begun()
 
-    def _begun(self) -> list[Part]:
+    def _begun(self) -> list[OutputWriter]:
         return [part for part in map(self._sending.begin, self._outs) if part is not None]
 
     def write(self, piece: bytes) -> None:

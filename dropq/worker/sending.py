@@ -21,7 +21,7 @@ from dropq.lifecycle.endings import growing
 from dropq.policies.build import view_of
 from dropq.policies.send_limits import LOG_WAIT_EVERY, MustWait
 from dropq.queue.message import Message
-from dropq.queue.outputs import Destinations, Out, Outputs, Part
+from dropq.queue.outputs import Destinations, Out, Outputs, OutputWriter
 from dropq.queue.subscription import Subscription
 from dropq.worker.sources import Taken
 
@@ -116,7 +116,7 @@ class Sending:
         else:
             self._add([made] if isinstance(made, Out) else made)  # type: ignore[arg-type]
 
-    def begin(self, out: Out) -> Part | None:
+    def begin(self, out: Out) -> OutputWriter | None:
         """Begin a message whose body is written piece by piece; None if its queue discards it. Raise NotSent if not."""
         with not_sent():
             return self.outputs.begin(out)

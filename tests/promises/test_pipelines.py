@@ -19,7 +19,7 @@ from workers import Working, counted, reason_in
 
 import dropq
 from dropq import Out, Queue, StorageError
-from dropq.queue.outputs import Destinations, Part
+from dropq.queue.outputs import Destinations, OutputWriter
 from dropq.worker.command import SendingCommand
 from dropq.worker.loop import Stop
 from dropq.worker.run import run as run_worker
@@ -220,14 +220,14 @@ def test_a_large_body_takes_no_memory(queue: Queue, out: Queue) -> None:
 def test_a_full_disk_ends_the_command_and_gives_the_message_back(
     queue: Queue, out: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Part.write
+    write = OutputWriter.write
 
-    def full(self: Part, data: bytes) -> None:
+    def full(self: OutputWriter, data: bytes) -> None:
         if self.size > 100_000:
             raise StorageError("no space left", errno=errno.ENOSPC)
         write(self, data)
 
-    monkeypatch.setattr(Part, "write", full)
+    monkeypatch.setattr(OutputWriter, "write", full)
     queue.send(b"a")
     assert worked(queue, sh("yes")) == {"returned": 1}
     (waiting,) = queue.browse("target")
