@@ -110,7 +110,7 @@ def _call(cases: Cases, verb: Verb, disk: Disk, folder: Path) -> None:
 # -- spoiling and mending ----------------------------------------------------------------------------------------------
 
 
-def _fill(pages: int, folder: Path) -> None:
+def fill(pages: int, folder: Path) -> None:
     """Fill a disk, but for so many pages."""
     (folder / "filler").mkdir()
     with open(folder / "filler" / "full", "wb", buffering=0) as filler:
@@ -123,7 +123,7 @@ def _fill(pages: int, folder: Path) -> None:
 
 def _fill_folders(top: Path) -> None:
     """Fill a disk, and then each folder, so that a name more takes a block more; on tmpfs it never does."""
-    _fill(0, top)
+    fill(0, top)
     with open(top / "filler" / "rest", "wb", buffering=0) as rest, suppress(OSError):
         while True:
             rest.write(b"x" * 1024)
@@ -170,7 +170,7 @@ def _open(folder: Path) -> None:
 
 
 DISKS = (
-    *(Disk(f"a disk: {left} pages left", "size=3m", partial(_fill, left), _make_room) for left in (0, 1, 3)),
+    *(Disk(f"a disk: {left} pages left", "size=3m", partial(fill, left), _make_room) for left in (0, 1, 3)),
     *(Disk(f"a disk: {left} inodes left", "nr_inodes=400", partial(_use_up, left), _make_room) for left in (0, 1, 3)),
     Disk("a disk: full folders", "-b 1024 -m 0 -N 1000", _fill_folders, _empty_folders, "ext4"),
     Disk("a disk: read-only", "size=3m", _close, _open),

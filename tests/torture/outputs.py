@@ -10,24 +10,29 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from helpers import AT_ONCE, FOLDERS, files, timed, until
 
-from dropq import Message, Out, Queue, Root, aio, work
+from dropq import Message, Out, Queue, Root, StorageError, aio, work
 from dropq.cli.main import main
 from torture.account import body
 from torture.acts import Setting, of_each
 from torture.crowd import Crowd
+from torture.disks import Disk, fill, mounted
 from torture.output_cases import CASES, SETTINGS, WORKS, OutputCases
-from torture.table import Options, Row
+from torture.table import NotRun, Options, Row
 
 #: Seconds of the storm, and how many messages go through the chain.
 LONG, SHORT = 120.0, 4.0
 MANY, FEW = 10_000, 200
+#: How many go through a chain whose disk is full.
+STALLED = 5
 #: The queues, and who takes part: each stage takes from a queue and sends to the next.
 CHAIN = ("a", "b", "c", "d")
 STAGES = ("shell", "python", "asyncio")
@@ -49,7 +54,8 @@ def run(options: Options) -> Iterable[Row]:
     folder = options.folder / "storm"
     folder.mkdir()
     many, seconds = (MANY, LONG) if options.long else (FEW, SHORT)
-    return [*rows, storm(folder, options.seed, seconds, many)]
+    rows = [*rows, storm(folder, options.seed, seconds, many)]
+    return [*rows, full_disk(options)] if options.long else rows
 
 
 def _all_cases(options: Options, setting: Setting) -> list[Row]:
@@ -105,6 +111,33 @@ def work_off(root: Root, seed: int) -> None:
         return not any(root.queue(name).counts()[state] for name in CHAIN[:-1] for state in ("target", "processing"))
 
     until(settled, "all that went in to come out", timeout=1800)
+
+
+def full_disk(options: Options) -> Row:
+    """Let each stage work on a disk that is full, then with room again; hold what came out as in the storm."""
+    row = Row("a chain whose disk is full in each stage")
+    disk = Disk(row.test, "size=16m,mode=0777", lambda _: None, lambda _: None)
+    try:
+        with mounted(options.folder / "disk", disk) as folder:
+            whole = Storm(folder, options.seed, STALLED)
+            root = Root(whole.root.path)
+            for number, stage in enumerate(STAGES):
+                fill(0, folder)
+                with suppress(StorageError):
+                    _stage(stage, root, random.Random(options.seed), until_empty=True)
+                for name, wanted in zip(CHAIN[number : number + 2], (STALLED, 0), strict=True):
+                    root.queue(name).sweep()
+                    if (found := root.queue(name).counts()["target"]) != wanted:
+                        row.wrong.append(f"{stage}: {found} wait in {name} while the disk is full, not {wanted}")
+                row.faults += 1
+                shutil.rmtree(folder / "filler")
+                while root.queue(CHAIN[number]).counts()["target"]:
+                    _stage(stage, root, random.Random(options.seed), until_empty=True)
+            row.cases = STALLED
+            row.wrong += judged(root, whole.sent, row)
+    except NotRun as reason:
+        row.not_run = str(reason)
+    return row
 
 
 def judged(root: Root, sent: dict[str, bytes], row: Row) -> Iterator[str]:
