@@ -28,7 +28,11 @@ keep() {
 }
 
 # One that was killed a moment ago may not run again yet.
-kill_workers() { cat ./*.pid 2>>log | xargs kill -KILL 2>>log; }
+kill_workers() {
+    for pid in $(cat ./*.pid 2>>log); do
+        kill -KILL "$pid" 2>>log
+    done
+}
 
 clear_away() {
     touch stop
