@@ -171,6 +171,11 @@ def work(
 
 def _outs(to: list[str], headers: Headers) -> list[Out]:
     """Return what goes to each queue, without its body."""
+    for name in to:
+        if not name or name.startswith("-"):
+            raise UsageError(f"--to names a queue or topic, and {name!r} is none")
+        if to.count(name) > 1:
+            raise UsageError(f"--to {name} is given twice: each queue gets one message")
     fields: dict[str, Any] = {"type": headers["type"], "properties": properties_of(headers["properties"])}
     if not to and any(fields.values()):
         raise UsageError("-p and --type are of what is sent: give --to QUEUE, too")
@@ -185,8 +190,11 @@ def _destinations(queue: Queue, outs: list[Out], stop: Stop, client_id: str | No
 
     found = Destinations(queue.context, queue.root.queue, given_up=lambda: stop.asked, client_id=client_id or "")
     found.refuse()
+    letters = queue.root.context.config.dead_letter_queue
     for out in outs:
         found.check(out)
+        if not queue.root.queue(out.to).exists():
+            output.note(f"warning: there is no queue {out.to}: what is made goes to the dead-letter queue {letters}")
     return found
 
 

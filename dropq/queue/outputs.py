@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import BufferedWriter
@@ -98,6 +98,9 @@ class Out:
     __slots__ = ("body", "fields", "root", "to")
 
     def __init__(self, to: str | Named | None, body: bytes | str, **fields: Any) -> None:
+        if not isinstance(to, str | None) and not (hasattr(to, "name") and hasattr(to, "root")):
+            kind = type(to).__name__
+            raise TypeError(f"Out: give a queue, a topic or the name of one, not {kind}; of an aio.Queue, its `queue`")
         self.to = (to or "" if isinstance(to, str | None) else to.name).removeprefix(names.TOPIC_REPLY)
         self.body = body
         self.fields = fields
@@ -106,6 +109,8 @@ class Out:
             raise ValueError("Out: give the name of a queue or topic; a message whose reply_to is None has none")
         if not isinstance(body, bytes | str):
             raise TypeError(f"Out: a body is bytes or text, not {type(body).__name__}")
+        if not isinstance(fields.get("properties") or {}, Mapping):
+            raise TypeError(f"Out: properties are a mapping, not {type(fields['properties']).__name__}")
         for word in fields.keys() - set(Headers._fields):
             near = "".join(f": is it {name}?" for name in nearest(word, Headers._fields))
             raise TypeError(f"Out has no argument {word}{near}")
@@ -383,6 +388,8 @@ class Outputs:
             NoSuchQueue: a queue is missing, and nothing takes its messages.
             ConfigError, StorageError: it lies where no rename leads, or the file system refused.
         """
+        if not isinstance(outs, Iterable):
+            raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(outs).__name__}")
         outs = list(outs)
         for out in outs:
             if not isinstance(out, Out):
@@ -514,7 +521,10 @@ class Outputs:
         if file.plain and not out.fields and not sender._marks:
             message_class = "T" if isinstance(out.body, str) else "B"
             return names.made_name(self._context.root.ids.next(), message_class, file.filename)
-        return sender._address_of(out.body, self._headers(out))[0]
+        try:
+            return sender._address_of(out.body, self._headers(out))[0]
+        except ValueError as error:
+            raise ValueError(f"{out!r}: {error}") from error
 
     def _headers(self, out: Out) -> Headers:
         """Return the headers of a message: what is not said is that of the message it is made of."""

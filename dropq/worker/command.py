@@ -45,6 +45,7 @@ from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
 from dropq.queue.outputs import Out, OutputWriter
+from dropq.staging.fan_out import UNSETTLED
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.worker import guard
@@ -217,7 +218,8 @@ class SendingCommand(Runner):
             writing.end(sends_empty=self._sends_empty and not self._lines)
         except NotSent as error:
             if isinstance(error.cause, NoSuchQueue | ConfigError):
-                raise Halt(str(error.cause)) from error
+                why = str(error.cause).removesuffix(f"; {UNSETTLED}")
+                raise Halt(f"what was made of message {message.id} cannot be sent, so it goes back: {why}") from error
             raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from dropq.hints import hinting
@@ -98,6 +99,8 @@ def work(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency {concurrency}: at least 1")
+    if iscoroutinefunction(handler) or isasyncgenfunction(handler):
+        raise ValueError("the handler is async, and a worker calls plain functions: see dropq.aio for async consumers")
     if not isinstance(records, bool):
         raise ValueError(f"records {records!r}: True calls the handler with each record, False with each message")
     queues = list(queue) if isinstance(queue, Iterable) else [queue]

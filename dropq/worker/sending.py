@@ -54,12 +54,19 @@ def is_made(made: object) -> bool:
     """Return whether what a handler returned is messages to send: an `Out`, several, or an iterator of them.
 
     Raises:
-        TypeError: it is what an async function returns, which would never run.
+        TypeError: it is what an async function returns, which would never run, or messages lie deeper in it.
     """
     if isinstance(made, Coroutine | AsyncIterator):
         raise TypeError("the handler is async, and a worker calls plain functions: use asyncio's `async for`")
-    if isinstance(made, list | tuple | set | frozenset | ValuesView):
-        return any(isinstance(each, Out) for each in made)
+    if isinstance(made, Mapping | list | tuple | set | frozenset | ValuesView):
+        values = list(made.values() if isinstance(made, Mapping) else made)
+        is_flat = not isinstance(made, Mapping)
+        if is_flat and any(isinstance(each, Out) for each in values):
+            return True
+        deeper = [part for each in values for part in (each if isinstance(each, list | tuple | set) else [each])]
+        if any(isinstance(each, Out) for each in deeper):
+            raise TypeError("the handler returned Outs within other containers: return them in one list")
+        return False
     return isinstance(made, Out) or (isinstance(made, Iterator) and not isinstance(made, IOBase))
 
 
@@ -70,8 +77,8 @@ class Sending:
         self._message = message
         self._destinations = destinations
         self._outputs: Outputs | None = None
-        #: Whether something could not be staged that another time may be.
-        self.is_refused = False
+        #: Whether the handler made something of the message, and whether that could not be staged, and may be later.
+        self.is_used = self.is_refused = False
 
     def __enter__(self) -> Self:
         return self
@@ -91,15 +98,11 @@ class Sending:
         Raises:
             NotSent: nothing can be sent with it.
         """
+        self.is_used = True
         if self._outputs is None:
             with not_sent():
                 self._outputs = Outputs(self._message, self._destinations())
         return self._outputs
-
-    @property
-    def is_used(self) -> bool:
-        """Whether something may have been staged."""
-        return self._outputs is not None
 
     def take(self, made: object) -> None:
         """Stage what a handler returned, if that is messages to send; run an iterator to its end.

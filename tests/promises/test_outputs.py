@@ -357,6 +357,8 @@ def test_a_bundle_of_which_records_were_settled_otherwise_sends_nothing(queue: Q
         (lambda: Out(None, b""), ValueError, "reply_to is None"),
         (lambda: Out("q", 1), TypeError, "a body is bytes or text"),  # type: ignore[arg-type]
         (lambda: Out("q", b"", ttl=1), TypeError, "is it expires_in?"),
+        (lambda: Out(5, b""), TypeError, "give a queue, a topic or the name of one, not int"),  # type: ignore[arg-type]
+        (lambda: Out("q", b"", properties=["a"]), TypeError, "properties are a mapping, not list"),
     ],
 )
 def test_an_out_that_cannot_be_sent_is_refused_when_it_is_made(
@@ -672,16 +674,38 @@ def test_several_may_come_in_any_container(queue: Queue, other: Queue, container
     assert counted(report) == {"acked": 1} and sorted(bodies(other)) == [b"1", b"2"]
 
 
-def test_an_async_handler_fails_its_message(queue: Queue, other: Queue) -> None:
+def test_an_async_handler_is_refused(queue: Queue, other: Queue) -> None:
     queue.send(b"a")
 
     async def handler(message: Message) -> Out:
         return Out(other, b"1")
 
+    with pytest.raises(ValueError, match="the handler is async"):
+        work(queue, handler, until_empty=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+        assert counted(work(queue, lambda message: handler(message), until_empty=True)) == {"failed": 1}
     assert "the handler is async" in reason_in(queue, "error")["detail"]
+
+
+@pytest.mark.parametrize("wrap", [lambda out: [[out]], lambda out: {"k": out}, lambda out: ({"k": 1}, (out,))])
+def test_outs_that_lie_deeper_fail_the_message(queue: Queue, other: Queue, wrap: Callable[[Out], object]) -> None:
+    queue.send(b"a")
+    assert counted(work(queue, lambda message: wrap(Out(other, b"1")), until_empty=True)) == {"failed": 1}
+    assert "return them in one list" in reason_in(queue, "error")["detail"]
+
+
+def test_what_a_handler_returns_after_it_settled_is_not_sent_and_the_log_says_so(
+    queue: Queue, other: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send(b"a")
+
+    def handler(message: Message) -> Out:
+        message.ack()
+        return Out(other, b"A")
+
+    assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
+    assert bodies(other) == [] and "was not sent, as its handler settled it" in caplog.text
 
 
 def test_a_record_that_is_rejected_after_the_first_output_fails_the_message(queue: Queue, other: Queue) -> None:

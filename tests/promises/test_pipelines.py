@@ -288,6 +288,8 @@ def test_the_command_line_sends_to_each_destination(run: Run, queue: Queue, out:
         ("--to nope", 66, "no queue 'nope'"),
         ("--to out --each", 2, "--to sends with the ack of a message"),
         ("--to out --records", 2, "--to sends with the ack of a message"),
+        ("--to out --to out", 2, "--to out is given twice"),
+        ("--to --json", 2, "'--json' is none"),
         ("--lines", 2, "--lines needs --to"),
         ("--send-empty", 2, "--send-empty needs --to"),
         ("--type t", 2, "give --to QUEUE"),
