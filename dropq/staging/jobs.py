@@ -453,22 +453,23 @@ def decide(context: QueueContext, folder: str, *, older_than: float | None = Non
     `older_than` and `stalled_for` are those of `sweep`.
 
     Raises:
-        DropqError: its manifest cannot be used.
+        DropqError: its manifest cannot be used, or its folder cannot be looked at.
     """
-    now = context.clock.now_ms()
-    if _manifest(folder) is not None:
-        return Decision(idle_ms(folder, now, files=False) >= stalled_for * 1000, "committed")
-    name = os.path.basename(folder)
-    if name.startswith(DROP_PREFIX):
-        return Decision(True, "dropped")
-    if _is_sent(context, _key(name)):
-        return Decision(True, "sent")
-    # The folders alone show that most jobs are active; the files of the others are checked, too.
-    return Decision(
-        older_than is not None
-        and all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True)),
-        "begun",
-    )
+    with context.error_context("the job stays as it is"):
+        now = context.clock.now_ms()
+        if _manifest(folder) is not None:
+            return Decision(idle_ms(folder, now, files=False) >= stalled_for * 1000, "committed")
+        name = os.path.basename(folder)
+        if name.startswith(DROP_PREFIX):
+            return Decision(True, "dropped")
+        if _is_sent(context, _key(name)):
+            return Decision(True, "sent")
+        # The folders alone show that most jobs are active; the files of the others are checked, too.
+        return Decision(
+            older_than is not None
+            and all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True)),
+            "begun",
+        )
 
 
 def _is_sent(context: QueueContext, key: str) -> bool:

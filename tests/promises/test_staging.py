@@ -1192,3 +1192,18 @@ def test_an_error_of_the_callers_own_in_a_staged_body_stays_what_it_is(make: Mak
     with pytest.raises(FileNotFoundError), attempt.open(lambda: "4.x.B"):
         (tmp_path / "no such input").read_bytes()
     assert attempt.files == []
+
+
+def test_a_job_that_cannot_be_looked_at_is_refused_as_by_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    folder = Path(queue.layout.working, ".job-open")
+    folder.mkdir()
+
+    def broken(path: str, **_: object) -> int:
+        raise OSError(errno.EIO, "broken", path)
+
+    monkeypatch.setattr("dropq.storage.reading.changed_ms", broken)
+    with pytest.raises(StorageError, match="the job stays as it is"):
+        jobs.decide(queue.context, str(folder), older_than=0)
