@@ -1,7 +1,7 @@
 """Measure one stage of a pipeline, from queue to queue: what goes out with the ack beside send and ack apart.
 
 In each round all three run one after the other, and what counts are the ratios within a round. *Apart* is dropq's own
-send and then ack, of which a crash in between loses or doubles a message. The raw loop makes the calls that the stage
+send and then ack: a crash between the two loses or doubles a message. The raw loop makes the calls that the stage
 needs: claim, read, make a folder, write in working/, rename to the folder, rename the claim there, the message to its
 queue and the claim to processed/, remove the folder. Where the durability is `full` it syncs what dropq syncs.
 """

@@ -32,7 +32,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.lifecycle.queue_notes import refuse_away, topics
 from dropq.lifecycle.sending import Outlet
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import SendLimits, limits_of_sends
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -358,11 +358,7 @@ class Queue(Sender):
         return self._opened
 
     def _limits_of_sends(self) -> SendLimits:
-        limits = super()._limits_of_sends()
-        own = self.context
-        if own is self._destination or own.config.max_unprocessed is None or own.config.overflow != "reject":
-            return limits
-        return SendLimits(self.name, own, then=limits, waits=self._waits)
+        return limits_of_sends(self.context, self._destination, waits=self._waits)
 
     def _overflow(self, full: QueueFull) -> Sender | None:
         from dropq.config.selectors import Selector

@@ -9,6 +9,7 @@ from dropq.format.addresses import is_address
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
+from dropq.policies.send_limits import SendLimits, limits_of_sends
 from dropq.queue.missing_queue import missing_queue_sender
 from dropq.queue.outputs import Destinations
 from dropq.queue.sender import Sender
@@ -23,13 +24,20 @@ class _Asked(Sender):
         self.name = address
         self._root = root
 
+    @cached_property
+    def _own(self) -> QueueContext:
+        return open_queue(self._root, self.name)
+
     @property
     def _outlet(self) -> Outlet:
         if self._opened is None:
             from dropq.topics.publishing import outlet
 
-            self._opened = outlet(open_queue(self._root, self.name))
+            self._opened = outlet(self._own)
         return self._opened
+
+    def _limits_of_sends(self) -> SendLimits:
+        return limits_of_sends(self._own, self._destination, waits=self._waits)
 
     def _missing_queue_sender(self) -> Sender | None:
         return missing_queue_sender(self._root, self.name)

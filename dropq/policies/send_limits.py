@@ -119,6 +119,17 @@ class SendLimits:
         return own and (self._then is None or self._then.has_room())
 
 
+def limits_of_sends(own: QueueContext, to: QueueContext, *, waits: bool) -> SendLimits:
+    """Return what lets in a message that is sent to a queue, and goes to another: of a view, its topic.
+
+    A view that rejects limits what is published by it, too.
+    """
+    limits = SendLimits(to.name, to, waits=waits)
+    if own is to or own.config.max_unprocessed is None or own.config.overflow != "reject":
+        return limits
+    return SendLimits(own.name, own, then=limits, waits=waits)
+
+
 class Tally:
     """How many messages some folders contain: the last count, plus what this process has sent since.
 

@@ -107,8 +107,8 @@ class Message(MessageView):
 
         Args:
             send: messages that were made of it, for any queues and topics of the root. They are sent by the commit that
-                acknowledges it: all of them, or none, whoever dies when. If a queue makes senders wait, this waits, and
-                renews the lease. What a full queue discards is not sent, with a warning.
+                acknowledges it: all of them, or none, whichever process dies. If a queue makes senders wait, this
+                renews the lease and waits. What a full queue discards is not sent, with a warning.
 
         Raises:
             LeaseLost: the claim is gone; nothing was changed.

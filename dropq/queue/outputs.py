@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -38,6 +38,7 @@ from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Draft, Storage
+from dropq.storage.liveness import MOST_ANNOUNCED
 
 T = TypeVar("T")
 
@@ -46,11 +47,9 @@ log = logging.getLogger("dropq")
 #: How many messages may be made of one.
 MOST = 10_000
 #: How many destinations of a queue are kept open at the most, and announced.
-MOST_OPEN = 64
+MOST_OPEN = MOST_ANNOUNCED
 #: Seconds after which the file of a destination is looked for again.
 KNOWN_AGE = 1.0
-#: How strict the durabilities are, from the least on.
-_DURABILITIES = ("none", "file", "full")
 #: The properties that a message does not hand on to what is made of it.
 _NOT_INHERITED = ("JMSXGroupSeq", "zmq_parts", names.DO_NOT_ROUTE)
 
@@ -119,11 +118,6 @@ class Out:
         return f"<Out to {self.to!r}>"
 
 
-def strictest(*storages: Storage, least: str = "none") -> str:
-    """Return the strictest durability of some storages, or the `least` one that there is to be."""
-    return max(least, *(each.durability for each in storages), key=_DURABILITIES.index)
-
-
 class Destinations:
     """Where the messages go that are made of a queue's messages; each queue is opened once.
 
@@ -149,9 +143,9 @@ class Destinations:
         self.on_new = on_new
         self._sender_of = sender_of
         self._client_id = client_id
-        self._senders: dict[str, Sender] = {}
-        self._folders: dict[str, tuple[float, DestinationFolder]] = {}
-        self._synced: set[tuple[str, str]] = set()
+        self._senders: OrderedDict[str, Sender] = OrderedDict()
+        self._folders: OrderedDict[str, tuple[float, DestinationFolder]] = OrderedDict()
+        self._synced: OrderedDict[str, str] = OrderedDict()  # how durable the file of a destination is, by its token
 
     @property
     def addresses(self) -> list[str]:
@@ -186,9 +180,7 @@ class Destinations:
             sender = self._sender_of(address)
             sender._waits = False
             is_told = len(self._senders) < MOST_OPEN
-            if not is_told:
-                self._senders.pop(next(iter(self._senders)), None)
-            self._senders[address] = sender  # RACE: threads may make two, which are equal
+            _keep(self._senders, address, sender)  # RACE: threads may make two, which are equal
             if is_told:
                 self.on_new()
             try:
@@ -232,23 +224,21 @@ class Destinations:
                 known_at, folder = 0.0, DestinationFolder(root, os.path.relpath(base, root))
             if now - known_at > KNOWN_AGE:
                 if not known_at or not is_known(self.context.layout, folder):
-                    own = self.context.storage
-                    make_known(self.context.layout, folder, own.as_durable_as(strictest(own, to.storage)))
-                if len(self._folders) >= MOST_OPEN:
-                    self._folders.pop(next(iter(self._folders)), None)
-                self._folders[base] = now, folder
+                    self._synced.pop(folder.token, None)
+                    make_known(self.context.layout, folder, self.context.storage.at_least(to.storage.durability))
+                _keep(self._folders, base, (now, folder))
         return folder
 
     def sync(self, folders: Iterable[DestinationFolder], storage: Storage) -> None:
         """Make the files durable by which this queue knows others, which may be less strict than the commit is."""
-        receivers, synced = self.context.layout.receivers, set[tuple[str, str]]()
-        for folder in folders:
-            if (known := (folder.token, storage.durability)) not in self._synced:
-                storage.sync_path(f"{receivers}/{folder.token}")
-                synced.add(known)
-        if synced:
+        receivers = self.context.layout.receivers
+        unsynced = {each.token for each in folders if self._synced.get(each.token) != storage.durability}
+        for token in unsynced:
+            storage.sync_path(f"{receivers}/{token}")
+        if unsynced:
             storage.sync(receivers)
-            self._synced |= synced
+        for token in unsynced:
+            _keep(self._synced, token, storage.durability)
 
     def check(self, out: Out) -> None:
         """Try whether messages like one can be sent, and a rename leads from their queue to this one; send nothing.
@@ -292,6 +282,13 @@ class Destinations:
             return str(error)
         except OSError as error:
             return describe(error)
+
+
+def _keep(known: OrderedDict[str, T], key: str, value: T) -> None:
+    """Keep a value; drop the one that was kept first if there are `MOST_OPEN` others."""
+    if key not in known and len(known) >= MOST_OPEN:
+        known.popitem(last=False)
+    known[key] = value
 
 
 class OutputWriter:
@@ -338,7 +335,7 @@ class Outputs:
 
     Raises:
         LeaseLost: the message is not held.
-        ValueError: it is shared with others, or is a bundle of which records were settled otherwise.
+        ValueError: it is shared with others, or is a bundle, and one of its records was settled by itself.
         ConfigError: nothing can go out with the acks of its queue.
     """
 
@@ -355,7 +352,7 @@ class Outputs:
         self._unsynced: list[str] = []
         self._topics: dict[str, Sender] = {}
         self._takers: dict[str, Sender | None] = {}
-        self._durability = self._context.storage.durability
+        self._storage = self._context.storage  # as durable as the strictest destination asks
 
     def __enter__(self) -> Self:
         return self
@@ -507,8 +504,7 @@ class Outputs:
         self._parts[name] = destination
         if not to.storage.syncs_files:
             self._unsynced.append(name)
-        if to.storage.durability != self._durability:
-            self._durability = strictest(to.storage, least=self._durability)
+        self._storage = self._storage.at_least(to.storage.durability)
         if to.layout.is_topic:
             self._topics[to.name] = sender
 
@@ -551,8 +547,8 @@ class Outputs:
 
     def _archive(self, claim: Claim) -> Location:
         context = self._context
-        if self._durability != context.storage.durability:
-            context = replace(context, storage=context.storage.as_durable_as(self._durability))
+        if self._storage is not context.storage:
+            context = replace(context, storage=self._storage)
             with error_context(fan_out.UNSETTLED):
                 self._destinations.sync(self._parts.values(), context.storage)
         own_name, folder = self._own_name(claim), self._folder

@@ -72,7 +72,7 @@ log = logging.getLogger("dropq")
 UNSTAGED = "the message waits as before, and no receiver has it"
 #: Why a message is in error/ if this user cannot copy it.
 UNREADABLE = "this user may not read its body, so no copy can be made: give it the right to, and requeue the message"
-#: What an error says of a message of which others were made that could not be sent, or of a bundle.
+#: What an error says of a message if what was made of it could not be sent, or its records could not be settled.
 UNSETTLED = "nothing was settled, and the message is still held"
 #: What an error says of a message that is committed, and whose parts could not be moved.
 COMMITTED = "the message is committed: its parts arrive with the next sweep"
@@ -488,9 +488,10 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
         return False
-    sends, end = committed.end == "sent", committed.end.replace("sent", "processed")
+    sends = committed.end == "sent"
+    end = "processed" if sends else committed.end
     if sends and staged is None:  # a destination may ask for more than this queue
-        context = replace(context, storage=context.storage.as_durable_as("full"))
+        context = replace(context, storage=context.storage.at_least("full"))
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
     mover = _Mover(context, folder, sends=sends)
     try:

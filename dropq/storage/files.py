@@ -80,6 +80,11 @@ class Draft(io.FileIO):
             raise self._refused(error) from error
 
 
+def _syncs(durability: str) -> tuple[bool, bool]:
+    """Return whether a durability syncs files, and folders; a stricter one is greater."""
+    return durability != "none", durability == "full"
+
+
 class Storage:
     """The calls that change a root, with one durability and one set of modes.
 
@@ -102,8 +107,7 @@ class Storage:
         lenient: bool = False,
     ) -> None:
         self.durability = durability
-        self.syncs_files = durability != "none"
-        self.syncs_folders = durability == "full"
+        self.syncs_files, self.syncs_folders = _syncs(durability)
         self._file_mode = file_mode
         self._dir_mode = dir_mode
         self._group = group
@@ -365,14 +369,12 @@ class Storage:
         """Return whether it gives its files the modes and the group that another one gives."""
         return (self._file_mode, self._group) == (other._file_mode, other._group)
 
-    def as_durable_as(self, durability: str) -> Storage:
-        """Return what writes as this writes, with another durability."""
-        if durability == self.durability:
+    def at_least(self, durability: str) -> Storage:
+        """Return what writes as this writes, with a durability, or with its own if that is as strict."""
+        if (syncs := _syncs(durability)) <= _syncs(self.durability):
             return self
         other = shallow(self)
-        other.durability, other.syncs_files, other.syncs_folders = (
-            durability, durability != "none", durability == "full",
-        )  # fmt: skip
+        other.durability, (other.syncs_files, other.syncs_folders) = durability, syncs
         return other
 
     def at(self, base: str) -> Storage:

@@ -198,7 +198,7 @@ def _unless_made_for_another(act: Callable[[Message], str | None]) -> Callable[[
             queue, id = quote(message.context.name), quote(message.id)
             raise Unavailable(
                 f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
-                f"{queue} {id} --to-origin` sends it there, `--to QUEUE` elsewhere"
+                f"{queue} {id} --to QUEUE` sends it to another"
             )
         return act(message)
 

@@ -50,7 +50,7 @@ from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.worker import guard
 from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
-from dropq.worker.sending import NotSent, Sending, not_sent
+from dropq.worker.sending import NotSent, Sending, SendingHandler, not_sent
 
 log = logging.getLogger("dropq")
 
@@ -179,7 +179,7 @@ class Command(Runner):
         self.run(message, message.open)
 
 
-class SendingCommand(Runner):
+class SendingCommand(Runner, SendingHandler):
     """A handler for `work` that sends what a command writes to its stdout, by the ack of the message.
 
     The body goes into a draft as it is written, so it takes no memory. A message is sent once the command's whole
@@ -206,11 +206,7 @@ class SendingCommand(Runner):
         self._lines = lines
         self._sends_empty = sends_empty
 
-    def __call__(self, message: Message) -> None:
-        """Refuse to run without what stages its output."""
-        raise TypeError("a SendingCommand sends with the acks of messages: give it to a worker of messages")
-
-    def sends(self, message: Message, sending: Sending) -> None:
+    def stage(self, message: Message, sending: Sending) -> None:
         """Run the command, and stage what it writes; raise the exception that settles the message if that fails."""
         try:
             writing = _Writing(sending, self._outs, sends_empty=self._sends_empty)
@@ -245,7 +241,7 @@ class _Writing:
                 part.write(piece)
 
     def write_lines(self, piece: bytes) -> None:
-        """Write a piece of some lines, of which each is a body."""
+        """Write a piece that may end some lines; each line is a body."""
         *ended, rest = piece.split(b"\n")
         for line in ended:
             if line or self._sends_empty:
@@ -266,9 +262,9 @@ class _Writing:
 
 
 class Run:
-    """A run of a command: a process group, from its start until its leader is reaped.
+    """A run of a command: a process group, until its leader is reaped, or, with `stdout`, until none of it is left.
 
-    After a process is reaped, the system may reuse its id. So signals are sent only before that, under the lock.
+    The system gives the id to another process only after that. So signals are sent only before it, under the lock.
     """
 
     def __init__(self, guard: Guard, stdout: Callable[[bytes], object] | None = None) -> None:
@@ -298,9 +294,9 @@ class Run:
             self._guard.run(self.id, 0)
             pumps: list[_Pump] = []
             try:
-                pumps.append(_Pump(_echo))
+                pumps.append(_Pump(_echo, "dropq-stderr"))
                 if self._stdout is not None:
-                    pumps.append(_Pump(self._write))
+                    pumps.append(_Pump(self._write, "dropq-stdout"))
                 self._process = subprocess.Popen(
                     argv,
                     executable=executable,
@@ -354,7 +350,7 @@ class Run:
         # otherwise such a process may go on, so wait only shortly.
         self._pump.end(max(self._kill_at - time.monotonic(), 0) if self.ended_by else LINGER)
         if self._output is not None:  # the group has ended: what else is to come lies in the pipe
-            self._output.end(0)
+            self._output.end(0, None)
         elif self.ended_by:
             self._signal(signal.SIGKILL)
         self._guard.end(self.id)
@@ -452,27 +448,28 @@ def _runs_in(group: int, entry: str) -> bool:
 class _Pump:
     """Passes on what a command writes to a pipe, in a thread, and keeps the end of it."""
 
-    def __init__(self, sink: Callable[[bytes], None]) -> None:
+    def __init__(self, sink: Callable[[bytes], None], name: str) -> None:
         self.tail = b""
+        self._name = name
         self._sink = sink
         self._stop_read, self._stop_write = os.pipe()  # closing the write end stops the thread
         self._thread: threading.Thread | None = None
 
     def begin(self, pipe: IO[bytes]) -> None:
         """Start to copy a pipe."""
-        self._thread = threading.Thread(target=self._run, args=(pipe,), name="dropq-stderr", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(pipe,), name=self._name, daemon=True)
         self._thread.start()
 
-    def end(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the end of the pipe, then pass on what lies in it, and stop.
+    def end(self, timeout: float, rest: float | None = LINGER) -> None:
+        """Wait at most `timeout` seconds for the end of the pipe, then `rest` until what lies in it is passed on.
 
-        A process may still write to it, which gets SIGPIPE.
+        None waits as long as that takes. A process that writes to the pipe later gets SIGPIPE.
         """
         if self._thread is not None:
             self._thread.join(timeout)
         os.close(self._stop_write)
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(rest)
 
     def close(self) -> None:
         """Close a pump that did not begin."""

@@ -33,7 +33,7 @@ from dropq.queue.message import Duration, Message, Record, utc
 from dropq.queue.outputs import TooManyOutputs
 from dropq.storage.watch import RESCAN
 from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
-from dropq.worker.sending import NotSent, Sending, Sendings, is_made
+from dropq.worker.sending import NotSent, Sending, SendingHandler, Sendings, is_made
 from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
@@ -241,7 +241,6 @@ class Worker:
     ) -> None:
         self._sources = sources
         self._handler = handler
-        self._sends: Callable[[Message, Sending], None] | None = getattr(handler, "sends", None)
         self._sendings = sendings or Sendings()
         sources.is_blocked = self._sendings.is_blocked
         self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
@@ -433,8 +432,8 @@ class Worker:
         """
         give_back = partial(message.release, counted=False)
         try:
-            if self._sends is not None and sending is not None:
-                self._sends(message, sending)
+            if sending is not None and isinstance(self._handler, SendingHandler):
+                self._handler.stage(message, sending)
             else:
                 made = self._handler(item)
                 if sending is not None:
@@ -472,7 +471,7 @@ class Worker:
     def _not_sent(
         self, error: Exception, message: Message, sending: Sending
     ) -> tuple[Outcome, Callable[[], None], str]:
-        """Return what becomes of a message of which something was made that could not be sent.
+        """Return what becomes of a message if what was made of it could not be sent.
 
         What the handler got wrong fails the message. What another time may be right gives it back, uncounted.
         """

@@ -13,7 +13,7 @@ from dropq.queue.message import Duration
 from dropq.worker.loop import Handler, Stop, Worker, WorkReport, stop_if_asked
 from dropq.worker.records import BundleWorker, RecordWorker
 from dropq.worker.reporter import Reporter
-from dropq.worker.sending import Sendings
+from dropq.worker.sending import IS_ASYNC, Sendings
 from dropq.worker.sources import Sources
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def work(
     if concurrency < 1:
         raise ValueError(f"concurrency {concurrency}: at least 1")
     if iscoroutinefunction(handler) or isasyncgenfunction(handler):
-        raise ValueError("the handler is async, and a worker calls plain functions: see dropq.aio for async consumers")
+        raise ValueError(IS_ASYNC)
     if not isinstance(records, bool):
         raise ValueError(f"records {records!r}: True calls the handler with each record, False with each message")
     queues = list(queue) if isinstance(queue, Iterable) else [queue]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, ValuesView
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, ValuesView
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from io import IOBase
 from math import inf
 from types import GeneratorType, TracebackType
-from typing import Self
+from typing import Self, cast
 
 from dropq.errors import DropqError
 from dropq.lifecycle.endings import growing
@@ -31,6 +32,8 @@ log = logging.getLogger("dropq")
 RECHECK = 0.1
 #: Seconds for which a worker takes nothing, at least, after something could not be staged.
 LEAST_REST = 1.0
+#: What is said of an async handler.
+IS_ASYNC = "the handler is async, and a worker calls plain functions: see dropq.aio for async consumers"
 
 
 class NotSent(Exception):
@@ -57,14 +60,13 @@ def is_made(made: object) -> bool:
         TypeError: it is what an async function returns, which would never run, or messages lie deeper in it.
     """
     if isinstance(made, Coroutine | AsyncIterator):
-        raise TypeError("the handler is async, and a worker calls plain functions: use asyncio's `async for`")
+        raise TypeError(IS_ASYNC)
     if isinstance(made, Mapping | list | tuple | set | frozenset | ValuesView):
-        values = list(made.values() if isinstance(made, Mapping) else made)
-        is_flat = not isinstance(made, Mapping)
-        if is_flat and any(isinstance(each, Out) for each in values):
+        values = list(made.values() if isinstance(made, Mapping) else made)  # other threads may change it
+        if not isinstance(made, Mapping) and any(isinstance(each, Out) for each in values):
             return True
-        deeper = [part for each in values for part in (each if isinstance(each, list | tuple | set) else [each])]
-        if any(isinstance(each, Out) for each in deeper):
+        deeper = (part for each in values for part in (each if isinstance(each, list | tuple | set) else (each,)))
+        if any(isinstance(part, Out) for part in deeper):
             raise TypeError("the handler returned Outs within other containers: return them in one list")
         return False
     return isinstance(made, Out) or (isinstance(made, Iterator) and not isinstance(made, IOBase))
@@ -117,14 +119,14 @@ class Sending:
                 for out in made:
                     self._add([out])
         else:
-            self._add([made] if isinstance(made, Out) else made)  # type: ignore[arg-type]
+            self._add([made] if isinstance(made, Out) else cast("Iterable[Out]", made))
 
     def begin(self, out: Out) -> OutputWriter | None:
         """Begin a message whose body is written piece by piece; None if its queue discards it. Raise NotSent if not."""
         with not_sent():
             return self.outputs.begin(out)
 
-    def _add(self, outs: list[Out]) -> None:
+    def _add(self, outs: Iterable[Out]) -> None:
         with not_sent():
             self.outputs.add_all(outs)
 
@@ -133,6 +135,18 @@ class Sending:
         outputs = self.outputs
         self._message._settle(outputs.archive)
         outputs.distribute()
+
+
+class SendingHandler(ABC):
+    """A handler of messages that stages what it makes by itself, piece by piece."""
+
+    @abstractmethod
+    def stage(self, message: Message, sending: Sending) -> None:
+        """Stage what it makes of a message; return if it is to be acknowledged, else raise as a handler does."""
+
+    def __call__(self, message: Message) -> None:
+        """Refuse to run without what stages its output."""
+        raise TypeError(f"a {type(self).__name__} sends with the acks of messages: give it to a worker of messages")
 
 
 class Sendings:

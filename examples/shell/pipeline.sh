@@ -5,8 +5,8 @@
 #   orders -> net -> gross -> bills: an order is a number of lamps, and a bill is what they cost with the tax
 #
 # Each filter is a `dropq work FROM --to TO -- awk ...`. A worker that is killed is started again, as a service would be.
-# At the end each order must have exactly one bill. Where a worker was killed before its ack, its filter has run again:
-# `done_again` counts these runs, of which the first left nothing. Exits with 1 when a bill is missing, wrong, or there
+# At the end each order must have exactly one bill. Where a worker was killed before its ack, the first run left nothing,
+# and its filter has run again: `done_again` counts these runs. Exits with 1 when a bill is missing, wrong, or there
 # twice. It works in a folder of its own, which it removes. It needs dropq, awk and sort.
 
 export LC_ALL=C

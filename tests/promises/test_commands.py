@@ -335,6 +335,43 @@ def test_the_last_words_of_a_command_that_leaves_a_child_behind_are_kept(tmp_pat
     until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(), "SIGPIPE")
 
 
+def test_a_group_has_ended_once_another_process_has_its_number() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+        try:
+            assert not command._lives(other.pid)
+        finally:
+            other.kill()
+
+
+#: A worker whose command writes to a stderr that nobody reads.
+UNREAD = """
+import os, sys
+import dropq
+from dropq.worker.command import Command
+
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"-" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+with Command(["sh", "-c", "echo unread >&2"]) as command:
+    report = dropq.work(dropq.Root(sys.argv[1]).queue("q"), command, until_empty=True)
+os._exit(report.acked)
+"""
+
+
+def test_a_stderr_that_nobody_reads_keeps_no_worker_from_its_messages(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"a"] * 3)
+    command = [sys.executable, "-c", UNREAD, str(queue.root.path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as worker:
+        try:
+            assert worker.wait(60) == 3
+        finally:
+            worker.kill()
+
+
 def test_commands_run_side_by_side(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send_many([b"a", b"b", b"c"])

@@ -28,6 +28,8 @@ from dropq.lifecycle import processing
 from dropq.queue import outputs as outputs_module
 from dropq.staging import fan_out
 from dropq.storage.files import Storage
+from dropq.upkeep import bulk
+from dropq.worker.sending import Sendings
 
 
 @pytest.fixture
@@ -255,8 +257,17 @@ def test_a_full_queue_that_rejects_leaves_the_message_held(queue: Queue) -> None
         message.ack(send=Out("full", b"A"))
     assert message.held and staged(queue) == []
     take(full).ack()
-    message.ack(send=Out("full", b"A"))
+    until(lambda: is_acked(message, Out("full", b"A")), "an ack")
     assert bodies(full) == [b"A"]
+
+
+def is_acked(message: Message, *outs: Out) -> bool:
+    """Acknowledge a message if there is room; a count of what is in a queue is relied on for a moment."""
+    try:
+        message.ack(send=outs)
+    except QueueFull:
+        return False
+    return True
 
 
 def test_more_than_a_queue_ever_has_room_for_goes_out_once_it_is_empty(queue: Queue) -> None:
@@ -267,15 +278,7 @@ def test_more_than_a_queue_ever_has_room_for_goes_out_once_it_is_empty(queue: Qu
     with pytest.raises(QueueFull):
         message.ack(send=[Out("small", b"%d" % number) for number in range(5)])
     take(small).ack()
-
-    def is_sent() -> bool:
-        try:
-            message.ack(send=[Out("small", b"%d" % number) for number in range(5)])
-        except QueueFull:
-            return False  # a count is relied on for a moment
-        return True
-
-    until(is_sent, "an ack")
+    until(lambda: is_acked(message, *(Out("small", b"%d" % number) for number in range(5))), "an ack")
     assert len(bodies(small)) == 5
 
 
@@ -455,16 +458,21 @@ def test_a_body_that_was_written_to_meanwhile_sends_nothing(queue: Queue, other:
 # -- after the commit ------------------------------------------------------------------------------------------------
 
 
-def committed_only(monkeypatch: pytest.MonkeyPatch, message: Message, *outs: Out) -> None:
-    """Commit what was made of a message, as a process that dies after that."""
+def commit_only(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do what commits parts, as a process that dies after that."""
 
-    def die(*_: object, **__: object) -> bool:
+    def die(*_: object) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dropq.staging.fan_out.roll_forward", die)
+        patched.setattr("dropq.staging.fan_out._roll_forward", die)
         with pytest.raises(KeyboardInterrupt):
-            message.ack(send=list(outs))
+            act()
+
+
+def committed_only(monkeypatch: pytest.MonkeyPatch, message: Message, *outs: Out) -> None:
+    """Commit what was made of a message, as a process that dies after that."""
+    commit_only(monkeypatch, lambda: message.ack(send=outs))
 
 
 def test_a_sweep_goes_on_with_what_was_committed(queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,10 +550,43 @@ def test_a_plain_requeue_passes_over_what_was_made_for_another_queue(
     (letter,) = queue.browse("error")
     assert list(queue.requeue()) == []
     (outcome,) = queue.requeue([letter.id])
-    assert not outcome.ok and "--to-origin" in outcome.detail
+    assert not outcome.ok and f"`dropq requeue q {letter.id} --to QUEUE`" in outcome.detail
     again = queue.root.create_queue("again")
-    (outcome,) = queue.move(again, [letter.id], state="error")
+    (outcome,) = bulk.requeue(queue.context, bulk.Selection(("error",), frozenset({letter.id})), to=again.context)
     assert outcome.ok and bodies(again) == [b"A"]
+
+
+def test_what_was_made_in_a_topic_stays_delayed_and_is_no_copy_for_a_receiver(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = queue.root.create_queue("gone")
+    queue.root.create_topic("t")
+    incoming = queue.root.queue("t")
+    drop(incoming, "script", b"x")
+    with incoming.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        committed_only(monkeypatch, message, Out("other", b"later", delay=3600), Out("gone", b"A"))
+    gone.root.delete_queue("gone", force=True)
+    reopened(incoming).sweep()
+    assert where(other) == {"delayed": [b"later"]}
+    (letter,) = reopened(incoming).browse("error")
+    assert (letter.body, letter.dead_letter_reason) == (b"A", "no_such_queue")
+
+
+def test_the_copy_of_a_selector_is_no_dead_letter(
+    tmp_path: Path, queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.root.create_queue("dlq")
+    (tmp_path / "dropq.toml").write_text('dead_letter_queue = "dlq"\n')
+    queue = reopened(queue)
+    queue.add_selector("copies", to="other", op="copy")
+    queue.send(b"a")
+    commit_only(monkeypatch, lambda: dropq.route(queue.root, once=True))
+    queue.root.delete_queue("other", force=True)
+    reopened(queue).sweep()
+    assert reason_in(queue, "error")["reason"] == "receiver_gone"
+    assert bodies(queue.root.queue("dlq")) == [] and where(queue) == {"error": [b"a"], "processed": [b"a"]}
 
 
 def test_a_draft_of_a_dead_worker_is_removed_by_a_sweep(queue: Queue, other: Queue, clock: Clock) -> None:
@@ -901,6 +942,29 @@ def test_explain_health_and_graph_say_where_workers_send_and_why_they_take_nothi
         take(reopened(full)).ack()
         until(lambda: bodies(full) == [b"2"], "the second")
     assert [path.name for path in (base(queue) / ".dropq/consumers").iterdir()] == []
+
+
+def test_a_view_that_rejects_is_a_full_destination_and_explain_says_so(queue: Queue) -> None:
+    queue.root.create_topic("t")
+    view = queue.root.create_queue("v", underlying_topic="t", max_unprocessed=1, overflow="reject")
+    queue.send_many([b"1", b"2"])
+    with Working(queue, lambda message: Out("v", message.body)):
+        until(lambda: [found.why for found in queue.explain("target")] == ["destination"], "the reason")
+        (explained,) = queue.explain("target")
+        assert explained.detail == "its workers take nothing, as v takes nothing: queue v is full " + (
+            "(max_unprocessed = 1): sends are refused"
+        )
+        take(reopened(view)).ack()
+        until(lambda: bodies(view) == [b"2"], "the second")
+
+
+def test_what_several_threads_meet_at_once_makes_a_worker_rest_once(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, redelivery_delay=10, redelivery_backoff=2)
+    sendings = Sendings()
+    with queue.subscribe() as subscription:
+        for _ in range(4):
+            sendings.rest(subscription)
+        assert 0 < sendings.rests_for <= 10
 
 
 def test_workers_that_wait_for_each_other_s_room_are_told(queue: Queue) -> None:

@@ -96,22 +96,11 @@ def test_a_body_is_sent_once_the_whole_process_group_has_ended(queue: Queue, out
     os.mkfifo(fifo)
     queue.send(b"a")
     command = sh(f"(read go < {fifo}; echo late) & echo early")
-    with command, Working(queue, Sending(command)) as working:
+    with command, Working(queue, command) as working:
         until(lambda: list((base(queue) / ".dropq/staged").rglob("0.draft")), "the draft")
         fifo.write_text("go\n")
         until(lambda: bodies(out) == [b"early\nlate\n"], "the whole body")
     assert counted(working.report) == {"acked": 1}
-
-
-class Sending:
-    """A handler that sends as its command does; `Working` takes functions."""
-
-    def __init__(self, command: SendingCommand) -> None:
-        self.sends = command.sends
-        self.cancel = command.cancel
-
-    def __call__(self, message: dropq.Message) -> None:
-        raise AssertionError("sends is called")
 
 
 def test_a_child_that_closed_stdout_is_waited_for(queue: Queue, out: Queue, tmp_path: Path) -> None:
