@@ -252,7 +252,8 @@ def _missed(root: RootLayout, address: str) -> str:
         return ""
     present = (_notes(root, layout.base, layout.private) for layout in queue_layouts(root))
     missed = notes.difference(_marks_of_deleted(root, address), *present)
-    return f"{root.queues}/{min(missed)}" if missed else ""
+    # RACE: a deletion that ended since the notes were listed removed them before its folder
+    return min(filter(exists, (f"{root.queues}/{name}" for name in missed)), default="")
 
 
 def _marks_of_deleted(root: RootLayout, address: str) -> Iterator[str]:

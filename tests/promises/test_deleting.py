@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from helpers import Clock, Make, base, reopened, take, until, where
 
 from dropq import NoSuchQueue, Queue, Root, StorageError
+from dropq.format.layout import QueueLayout, RootLayout
+from dropq.lifecycle import folders, queue_notes
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
@@ -140,6 +143,30 @@ def test_producers_racing_with_a_forced_delete_get_an_error_or_their_message_goe
             producer.join(10)
         assert sorted(os.listdir(tmp_path)) == [".dropq", "dropq.toml"]
     assert outcomes == ["told"] * 15
+
+
+def test_a_send_during_whose_last_look_the_deletion_ends_is_told_that_the_queue_is_gone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send(b"a")  # from now on the root has a note of it
+    clear, queue_layouts = folders.clear, queue_notes.queue_layouts
+    rest: list[Callable[[], None]] = []
+
+    def later(*arguments: Any, **options: Any) -> None:
+        rest.append(lambda: clear(*arguments, **options))
+
+    def after_the_deletion(root: RootLayout) -> Iterator[QueueLayout]:
+        rest.pop()()
+        return queue_layouts(root)
+
+    monkeypatch.setattr(queues, "clear", later)
+    queue.root.delete_queue("q", force=True)
+    monkeypatch.setattr(queue_notes, "queue_layouts", after_the_deletion)
+    with pytest.raises(NoSuchQueue):
+        queue.send(b"x")
+    assert not rest
+    assert sorted(os.listdir(queue.root.path)) == [".dropq", "dropq.toml"]
 
 
 def test_a_delete_that_died_before_it_was_decided_is_undone_by_a_sweep(
