@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "browse": ("dropq browse orders --filter \"customer = 'Café Zentral'\"", "dropq browse orders --explain"),
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
+    "log": ("dropq log orders --since 1h", "dropq log -f orders --event failed --event rejected"),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
     "graph": ("dropq graph", "dropq graph --format mermaid"),
     "send": (

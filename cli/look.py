@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from itertools import chain, islice
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated, cast
@@ -21,6 +22,7 @@ from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
 from . import output
+from .log import deliveries, words
 from .options import Filter, MessageId, QueueName, QueueNames, QueueOrRoot, State, argument, duration, option, state
 from .output import NEGATIVE, OK, Record, unescape
 from .shell import Shell, arguments, telling_where
@@ -323,8 +325,9 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
     """Show everything about one message, in whichever state it is.
 
     When several messages have the id, it shows the first in order of delivery; of the parts of a bundle it shows each.
-    It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback
-    or the end of the command's stderr. On a terminal the beginning of the body follows.
+    It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback or
+    the end of the command's stderr; then what the queue's log says of its deliveries, and how far back that goes. On a
+    terminal the beginning of the body follows.
     """
     shell = Shell(ctx)
     queue = shell.queue(name)
@@ -333,7 +336,7 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
         for number, message in enumerate(_shown(queue, wanted)):
             if number and not shell.json:
                 print()
-            _show(shell, message)
+            _show(shell, message, *deliveries(queue, message.id))
 
     (wanted,) = arguments([id])
     telling_where(shell, queue, show_all)(wanted)
@@ -352,20 +355,28 @@ def _shown(queue: Queue, id: str) -> list[Message]:
     return parts or [first]
 
 
-def _show(shell: Shell, message: Message) -> None:
+def _show(shell: Shell, message: Message, log: list[Record], log_begins: datetime | None) -> None:
     record = record_of(message)
     if shell.json:
-        return shell.line(record, ())
+        return shell.line({**record, "log": log, "log_begins": log_begins}, ())
     for key, value in _flat(record):
         text = output.cell({key: value}, key)
         if sys.stdout.isatty() and isinstance(value, str) and "\n" in value:
             text = "\n  " + output.visible(value.rstrip()).replace("\n", "\n  ")
-        label = output.escape(key)  # the sender chose a property's name
-        print(f"{label}\t{text}" if not sys.stdout.isatty() else f"{label + ':':20} {text}")
+        _show_line(key, text)
+    for each in log:
+        _show_line(f"log.{output.time_text(cast(datetime, each['time']))}", output.escape(words(each)))
+    if log_begins is not None:
+        _show_line("log_begins", f"{log_begins:%Y-%m-%d}")
     if sys.stdout.isatty():
         with message.open() as body:
             data = body.read(PREVIEW)
         print(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
+
+
+def _show_line(key: str, text: str) -> None:
+    label = output.escape(key)  # the sender chose a property's name
+    print(f"{label}\t{text}" if not sys.stdout.isatty() else f"{label + ':':20} {text}")
 
 
 def first_of(queue: Queue, id: str) -> Message:

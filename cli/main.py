@@ -22,7 +22,11 @@ from .shell import GlobalOptions
 #: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
 COMMANDS = {
     "Set-up": dict.fromkeys(("init", "create", "delete", "doctor", "config"), "setup"),
-    "Look": {**dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"), "graph": "graph"},
+    "Look": {
+        **dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"),
+        "graph": "graph",
+        "log": "log",
+    },
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),

@@ -1011,11 +1011,13 @@ class Queue(Sender):
         """Make consumers see an empty queue until `resume`; senders go on."""
         with self.context.error_context(_QUEUE_PAUSE):
             self.context.storage.touch(self.layout.read_lock)
+        self.context.log.act("paused")
 
     def resume(self) -> None:
         """Let consumers see the queue again."""
         with self.context.error_context(_QUEUE_PAUSE):
             self.context.storage.unlink(self.layout.read_lock)
+        self.context.log.act("resumed")
 
     @property
     def paused(self) -> bool:
@@ -1033,6 +1035,8 @@ class Queue(Sender):
             self._end_requests()
             if self._opened is not None:
                 self._opened.close()
+            if self._context is not None:
+                self._context.log.close()
 
     def _end_requests(self) -> None:
         requesters, self._requesters = self._requesters, None

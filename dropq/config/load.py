@@ -47,6 +47,7 @@ _TOPIC_KEYS = frozenset(
     (
         *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
         *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time", "recovery_point"),
+        *("log", "log_age"),
         "field_separator",
     )
 )

@@ -289,6 +289,8 @@ class QueueConfig:
     checkpoint: float = _key(_PERIOD, 1.0)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
+    log: Literal["failures", "all", "off"] = "failures"
+    log_age: float = _key(_PERIOD, 7 * 86400.0)
     message_type: Literal["json", "text", "binary", "fix", "nvfix", "xml", "msgpack", "bson"] = "json"
     #: Only for fix and nvfix; None: SOH.
     field_separator: str | None = _key(Kind(_separator, "an ASCII character that is no letter, digit or ="))

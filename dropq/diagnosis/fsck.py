@@ -72,7 +72,11 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
-    return [_repaired(finding, layout.base, store) for finding in found]
+    repaired = [_repaired(finding, layout.base, store) for finding in found]
+    if count := sum(finding.repaired for finding in repaired):
+        with suppress(OSError, DropqError):  # what is left may keep it from being opened
+            open_queue(root, name).log.act("repaired", count=count)
+    return repaired
 
 
 def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:

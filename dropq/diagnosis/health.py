@@ -14,26 +14,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
+from dropq.diagnosis.standing import Standing
 from dropq.diagnosis.work_checks import Workers, waiting_for_each_other
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.claims import ZMQ, client_of
-from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
+from dropq.format.layout import IN_USE, UNSETTLED, WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
-from dropq.lifecycle.processing import claimed_messages, committed_files
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
-from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
+from dropq.lifecycle.transfers import refusal, rows, way_on
 from dropq.policies import barrier, routes
 from dropq.policies.filter_rest import FilterRest
 from dropq.policies.send_limits import SendLimits
@@ -42,7 +42,6 @@ from dropq.routing.forecast import Forecast
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
-from dropq.storage.liveness import Signs
 from dropq.topics.distribution import Distributor
 from dropq.upkeep import self_destruct
 
@@ -126,15 +125,23 @@ def health(
     """
     age = None if max_age is None else parse_duration(max_age)
     try:
-        snapshot = _Snapshot(open_queue(root, name))
-        reasons, notes = tuple(snapshot.reasons(age, max_count, max_error)), tuple(snapshot.notes())
-        return Health(name, reasons, notes, snapshot.counts, snapshot.oldest_age)
-    except NoSuchQueue:
-        raise
+        return judged(stands(open_queue(root, name)), age, max_count, max_error)
     except (DropqError, OSError) as error:
-        if names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}"):
-            raise NoSuchQueue(f"queue {name} is not there any more") from error  # RACE: its requester is done
-        return _unusable(root, name, error)
+        return unusable(root, name, error)
+
+
+def stands(context: QueueContext) -> Standing:
+    """Return what stands in a queue, with what `judged` needs of it."""
+    return Standing(context, kept=FILTERED_LOOKED_FOR if context.config.filter is not None else 0)
+
+
+def judged(
+    standing: Standing, max_age: float | None = None, max_count: int | None = None, max_error: int | None = MAX_ERROR
+) -> Health:
+    """Report whether a queue that stands so is well; limits as of `health`, the age in seconds."""
+    checks = _Checks(standing)
+    reasons, notes = tuple(checks.reasons(max_age, max_count, max_error)), tuple(checks.notes())
+    return Health(standing.context.name, reasons, notes, standing.counts, standing.oldest_age)
 
 
 def health_root(
@@ -183,8 +190,21 @@ def destroyed_in(context: QueueContext) -> float | None:
     return max(self_destruct.left_ms(context), 0) / 1000
 
 
+def unread(name: str, error: DropqError) -> Health:
+    """Report a queue that is gone, or does not answer."""
+    return Health(name, (Reason("storage", f"it cannot be read: {error}"),), error=error)
+
+
+def unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
+    """Report a queue that cannot be read: the error, and the way out; raise NoSuchQueue if it is gone."""
+    if isinstance(error, NoSuchQueue):
+        raise error
+    if names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}"):
+        raise NoSuchQueue(f"queue {name} is not there any more") from error  # RACE: its requester is done
+    return _unusable(root, name, error)
+
+
 def _unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
-    """Report a queue that cannot be read: the error, and the way out."""
     text, quoted = "; ".join(str(error).splitlines()), shlex.quote(name)
     kind, way_out = "storage", "" if "`dropq " in text else f"`dropq fsck {quoted}` says more"
     if isinstance(error, ConfigError):
@@ -211,69 +231,35 @@ def _closed(home: str, error: StorageError | OSError) -> str:
     return home
 
 
-# -- a snapshot ----------------------------------------------------------------------------------------------------
+# -- the checks ----------------------------------------------------------------------------------------------------
 
 
-class _Snapshot:
-    """What one listing of each folder says about a queue."""
+class _Checks:
+    """What is to be said of a queue that stands so."""
 
-    def __init__(self, context: QueueContext) -> None:
-        self._context = context
-        self._ignored = ignoring(context.config.ignore)
-        self._name = shlex.quote(context.name)
-        self._now = context.clock.now_ms()
-        # RACE: messages move on between these listings, so that a message may be counted twice, or not at all.
-        self._waiting, self._delayed = list(self._files("target")), list(self._files("delayed"))
-        self._claimed = claimed_messages(context)
-        self.counts = {
-            "target": len(self._waiting),
-            "delayed": len(self._delayed),
-            "processing": len(self._claimed) + sum(1 for _ in committed_files(context)),
-            **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
-        }
-        self._given = list(given_messages(context.layout))
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._context = standing.context
+        self._name = shlex.quote(self._context.name)
+        self._now = standing.now
+        self._counts = standing.counts
+        self._claimed = standing.claimed
+        self._signs = standing.signs
 
-    def _files(self, state: str) -> Iterator[str]:
-        for entry in reading.looked_at(self._context.layout.folder(state)):
-            if not self._ignored(entry.name) and reading.is_message_file(entry):
-                yield entry.name
-
-    @cached_property
-    def oldest_age(self) -> float | None:
-        """Seconds that the oldest message has waited, also held without a running lease; None if no message waits."""
-        unleased = (file for file in self._claimed if file.claim is None or file.claim.deadline <= self._now)
-        claimed_age = self._age([self._since(file.filename, "processing") for file in unleased])
-        return max((age for age in (self._waiting_age, claimed_age) if age is not None), default=None)
-
-    @cached_property
+    @property
     def _waiting_age(self) -> float | None:
         """Seconds that the oldest message has waited to be taken; a delayed message waits from when it was due."""
-        due = (due for due in map(self._due, self._delayed) if due < self._now)
-        return self._age([*map(self._since, self._waiting), *due])
-
-    def _age(self, since: list[int]) -> float | None:
-        return max(self._now - min(since), 0) / 1000 if since else None
-
-    def _since(self, file: str, state: str = "target") -> int:
-        """Return since when a message counts as waiting, by docs/protocol.md, in ms."""
-        known = names.since_at_a_glance(file)
-        if known is not None:
-            return known
-        name = MessageFile(file).name
-        return name.since or name.timestamp or self._changed(f"{self._context.layout.folder(state)}/{file}")
-
-    def _due(self, file: str) -> int:
-        """Return when a delayed message is due, in ms; without a time of its own it is due when it came."""
-        return self._context.sidecars.parse(file).not_before or self._since(file, "delayed")
-
-    def _changed(self, path: str) -> int:
-        return reading.changed_ms(path, gone=self._now)  # RACE: a message may move on after the listing
+        return max((self._standing.oldest[one] for one in WAITING if one in self._standing.oldest), default=None)
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
     def reasons(self, max_age: float | None, max_count: int | None, max_error: int | None) -> Iterator[Reason]:
         """Yield why the queue is not well."""
-        waiting, failed, age = self.counts["target"], self.counts["error"], self.oldest_age
+        waiting, failed, age = (
+            self._counts["target"],
+            self._counts["error"],
+            self._standing.oldest_age,
+        )
         if age is not None and max_age is not None and age > max_age:
             text, way_out = f"a message has waited for {_duration(age)}", self._way_out()
             if age != self._waiting_age:
@@ -291,7 +277,7 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
-        yield from self._unswept("overdue", self._overdue(), "message", "due, and not back in target/")
+        yield from self._late("overdue", *self._overdue(), "message", "due, and not back in target/")
         yield from self._killers()
         committed = staged_checks.committed_ages(self._context, self._now)
         yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
@@ -309,7 +295,7 @@ class _Snapshot:
         yield from self._jam()
         yield from self._waits_for_itself()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
-        given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
+        given = [self._now - self._standing.changed(f"{row.given}/{file}") for row, file in self._standing.given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
         said = [
             refused.why for row in rows(self._context.layout) if (refused := refusal(row.folder)) and refused.is_older
@@ -317,20 +303,20 @@ class _Snapshot:
         for why in dict.fromkeys(said):
             yield Reason("older-state", why)
 
-    def _overdue(self) -> list[int]:
-        """Return for how long delayed messages have been due, in ms: dropq's consumers and sweeps deliver them.
+    def _overdue(self) -> tuple[int, float]:
+        """Return how many delayed messages have been due for too long, and the oldest of them, in seconds.
 
         A consumer that lives delivers them when it comes back from its handler: beside it nothing is overdue.
         """
-        ages = [self._now - due for due in map(self._due, self._delayed)]
-        if max(ages, default=0) <= UNSWEPT:
-            return ages
-        return [] if any(map(self._signs.is_verifiable, self._signs.living)) else ages
+        late, oldest = self._standing.delayed.older_than(UNSWEPT // 1000), self._standing.oldest.get("delayed", 0.0)
+        is_served = late and any(map(self._signs.is_verifiable, self._signs.living))
+        return (0, 0.0) if is_served else (late, oldest)
 
     def _killers(self) -> Iterator[Reason]:
         """Report the messages whose holders died, or lost their leases, again and again."""
-        files = (*self._waiting, *self._delayed, *(file.filename for file in self._claimed))
-        known = [MessageFile(file).name for file in files if names.may_have_deaths(file)]
+        held = (file.filename for file in self._claimed if names.may_have_deaths(file.filename))
+        files = (*self._standing.waiting.deaths, *self._standing.delayed.deaths, *held)
+        known = [MessageFile(file).name for file in files]
         if killers := [name for name in known if name.died >= DEATHS]:
             worst = max(killers, key=lambda name: name.died)
             text = f"{count_of(len(killers))} whose holders died or lost their leases, one {worst.died} times"
@@ -373,8 +359,8 @@ class _Snapshot:
         matches = None if self._rest is None else self._rest.matches
         if matches is None:
             return 0
-        files = islice(self._waiting, FILTERED_LOOKED_FOR)
-        return sum(not matches(self._context.sidecars.file(file, self._context.layout.target)) for file in files)
+        target, first = self._context.layout.target, self._standing.waiting.first
+        return sum(not matches(self._context.sidecars.file(file, target)) for file in first)
 
     @cached_property
     def _rest(self) -> FilterRest | None:
@@ -385,7 +371,7 @@ class _Snapshot:
 
     def _jam(self) -> Iterator[Reason]:
         """Yield that a queue is full of messages that nobody may take: it stays so."""
-        most, count = self._context.config.max_unprocessed, sum(self.counts[state] for state in UNSETTLED)
+        most, count = self._context.config.max_unprocessed, sum(self._counts[state] for state in UNSETTLED)
         if most is not None and most <= count == self._filtered and not self._goes_aside:
             text = f"it is full (max_unprocessed = {most}) of messages that {self._why_filtered}"
             yield Reason("jammed", text, count, most)
@@ -403,7 +389,7 @@ class _Snapshot:
                 f"`filter = {filter!r}` does not match: after {after}, by unroutable_after, consumers put aside in "
                 f"error/ what waits; correct a wrong filter in {where} before that"
             )
-        away = f"`dropq move {self._name} OTHER --all`" if self._filtered == len(self._waiting) else "`dropq move`"
+        away = f"`dropq move {self._name} OTHER --all`" if self._filtered == self._counts["target"] else "`dropq move`"
         return (
             f"`filter = {filter!r}` does not match, and no consumer gets: correct that in {where}, or {away} "
             f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
@@ -426,10 +412,6 @@ class _Snapshot:
         if selector_checks.may_have_letters(self._context):
             text = f"its dead-letter queue {letters} is missing: what should go there goes to error/"
             yield Reason("absent-letters", f"{text}; {remedy(self._context.root.layout, letters)}")
-
-    @cached_property
-    def _signs(self) -> Signs:
-        return Signs(self._context.layout.consumers)
 
     @cached_property
     def _workers(self) -> Workers:
@@ -460,13 +442,13 @@ class _Snapshot:
             yield Reason("filter-rest", "filter_rest does nothing here, as the filter chooses what comes in")
         if self._filtered:
             yield Reason("filtered", f"{count_of(self._filtered)} that {self._why_filtered}", self._filtered)
-        files = (*self._waiting, *self._delayed, *(file.filename for file in self._claimed))
-        letters = sum(names.is_letter(file) is not None for file in files)
+        letters = sum(names.is_letter(file.filename) is not None for file in self._claimed)
+        letters += self._standing.waiting.letters + self._standing.delayed.letters
         if letters:
             text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those whose dead-letter queue this is"
             yield Reason("letters", f"{text}; {way_back}", letters)
-        for row, count in Counter(row for row, _ in self._given).items():
+        for row, count in Counter(row for row, _ in self._standing.given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
         if count := sum(islice(self._written_late(), WRITES_LOOKED_FOR)):
@@ -500,7 +482,7 @@ class _Snapshot:
 
     def _full(self) -> Iterator[Reason]:
         """Yield that the queue is full, and what that means."""
-        config, count = self._context.config, sum(self.counts[state] for state in UNSETTLED)
+        config, count = self._context.config, sum(self._counts[state] for state in UNSETTLED)
         most, way_out = config.max_unprocessed, self._way_out()
         if (outcome := self._refusals.get("full")) is None:
             return
@@ -513,7 +495,10 @@ class _Snapshot:
 
     def _written_late(self) -> Iterator[bool]:
         """Yield of each message in processed/ whose name dropq did not write whether somebody wrote to it there."""
-        for file in self._files("processed") if tells_writes(self._context.layout.processed) else ():
+        processed = self._context.layout.processed
+        for file in chain.from_iterable(reading.message_names(processed, self._context.config.ignore)):
+            if not tells_writes(processed):
+                return
             if not names.tells_time(file) and MessageFile(file).name.foreign:
                 is_late = False
                 with suppress(FileNotFoundError):  # RACE: retention removed it
@@ -526,7 +511,7 @@ class _Snapshot:
         if left is None:
             return
         when = f"in {_duration(left)}" if left else "at the next sweep"
-        if not left and (in_processing := self.counts["processing"]):
+        if not left and (in_processing := self._counts["processing"]):
             noun = "message" if in_processing == 1 else "messages"
             verb = "is" if in_processing == 1 else "are"
             when = f"when its {noun} in processing/ {verb} settled"
@@ -536,9 +521,13 @@ class _Snapshot:
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
         """Yield a reason if a sweep should have dealt with something by now; ages are in ms."""
         late = [age for age in ages if age > UNSWEPT]
-        if late:
-            oldest, limit = max(late) / 1000, UNSWEPT / 1000
-            text = f"{count_of(len(late), noun)} {what}, the oldest for {_duration(oldest)}"
+        yield from self._late(kind, len(late), max(late, default=0) / 1000, noun, what)
+
+    def _late(self, kind: str, count: int, oldest: float, noun: str, what: str) -> Iterator[Reason]:
+        """Yield a reason if some things are late; the oldest is so many seconds old."""
+        if count:
+            limit = UNSWEPT / 1000
+            text = f"{count_of(count, noun)} {what}, the oldest for {_duration(oldest)}"
             text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"
             yield Reason(kind, text, oldest, limit)
 
@@ -550,7 +539,7 @@ class _Snapshot:
         # RACE: each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
         claims = [file.claim for file in self._claimed if file.claim is not None and file.claim.ours]
         statuses = [(claim_status(claim, self._signs, self._now - UNSWEPT), claim) for claim in claims]
-        dead = [self._now - self._changed(claim.path) for why, claim in statuses if why == "dead"]
+        dead = [self._now - self._standing.changed(claim.path) for why, claim in statuses if why == "dead"]
         # RACE: a claim that was renewed or settled since the listing is not there under this name.
         lapsed = [claim.deadline for why, claim in statuses if why == "lapsed" and reading.exists(claim.path)]
         return dead, [self._now - deadline for deadline in lapsed]

@@ -61,6 +61,7 @@ class Claim:
         ours: whether dropq made the claim; else a script or a DropboxMQ client did.
         own_name: the message's file name without the prefix.
         arrival: when the message's file came to target/, in ms, if its name has no time; else 0.
+        taken: when this process made it, in seconds on the monotonic clock; 0 if it did not.
         died: whether it ends as its holder died, or lost its lease.
         body: the version of its body before anybody was given it, where its id is not a generated one; None if that is
             not known, or nobody is to compare it.
@@ -71,6 +72,7 @@ class Claim:
 
     __slots__ = (
         *("arrival", "body", "deadline", "died", "exact", "filename", "number", "ours", "own_name", "owner", "path"),
+        "taken",
     )
 
     def __init__(
@@ -90,6 +92,7 @@ class Claim:
         self.ours = ours
         self.own_name = own_name
         self.arrival = arrival
+        self.taken = 0.0
         self.died = False
         self.body: BodyVersion | None = None
         self.exact = False

@@ -127,6 +127,8 @@ class QueueLayout:
         self.joining = f"{private}/joining"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"
+        #: What went by: lines of all processes, in a file a host, user and day.
+        self.log = f"{private}/log"
         #: The clients that have named subscriptions.
         self.named = f"{private}/named"
         #: Where a topic builds its subscriptions before they appear.
@@ -215,7 +217,7 @@ class QueueLayout:
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:
-        own = (self.consumers, self.held, self.reasons, *self.reason_folders, self.delayed, self.ledger)
+        own = (self.consumers, self.held, self.reasons, *self.reason_folders, self.delayed, self.ledger, self.log)
         return (self.private, *own, self.streams, self.acks, self.turns, self.barriers)
 
     def folder(self, state: str) -> str:

@@ -578,6 +578,7 @@ _PLAIN_END = len(".0000000000000000-0000000000.B")
 _WITH_ID = re.compile(_PRIORITY + r"\.(\d{16}-\d{10})(?:-\d+)?\.", re.ASCII).match
 _SENT = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
 _SINCE = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
+_NOT_BEFORE = re.compile(r"[.&]JMS_dropq_notBeforeL=([0-9]{13})(?![^&.])").search
 _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
 
 
@@ -622,8 +623,24 @@ def since_at_a_glance(filename: str) -> int | None:
     """Return since when a message counts as waiting, in ms; None if that needs the parsed name."""
     own_name = split_claim(filename)[1]
     match = _SENT(own_name)
-    if match and "JMS_dropq_since" in own_name:
+    if match and tells_since(own_name):
         match = _SINCE(own_name)
+    return int(match[1]) if match else None
+
+
+def has_marks(filename: str) -> bool:
+    """Return whether a name, or one of several in a text, may have a marker or a counter that only dropq writes."""
+    return "JMS_dropq_" in filename
+
+
+def tells_since(filename: str) -> bool:
+    """Return whether a name may say since when its message waits, besides when it was sent."""
+    return "JMS_dropq_since" in filename
+
+
+def due_at_a_glance(filename: str) -> int | None:
+    """Return when a delayed message is due, in ms; None if that needs the parsed name."""
+    match = _NOT_BEFORE(filename)
     return int(match[1]) if match else None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dropq.config.load import has_dropboxmq
 from dropq.config.schema import QueueConfig, RootConfig
 from dropq.errors import DropqError, NoSuchQueue
+from dropq.events.log import EventLog
 from dropq.format.ids import IdSource
 from dropq.format.layout import QueueLayout, RootLayout
 from dropq.lifecycle.reasons import Reasons
@@ -55,6 +56,7 @@ class QueueContext:
         sidecars: the metadata that does not fit into file names.
         reasons: why messages are in error/ and expired/.
         settling: which files in target/ may still be written to.
+        log: what went by.
     """
 
     root: RootContext
@@ -66,6 +68,7 @@ class QueueContext:
     sidecars: Sidecars
     reasons: Reasons
     settling: Settling
+    log: EventLog
 
     @property
     def clock(self) -> Clock:

@@ -36,12 +36,14 @@ class HowReturned(TypedDict, total=False):
         counted: the delivery counts; True by default.
         delay: seconds before the next delivery; None for the queue's redelivery_delay.
         failure: its handler failed: what to keep with the reason if this was the last try.
+        why: what the log says of it where neither a failure nor a cancel does; `released` by default.
     """
 
     cancel: bool
     counted: bool
     delay: float | None
     failure: Details | None
+    why: str
 
 
 class Goes(NamedTuple):
@@ -90,6 +92,20 @@ def after_delivery(context: QueueContext, name: Name, *, died: bool = False, **h
         wait = delay_before(context, name, died=died)
     not_before = context.clock.now_ms() + int(wait * 1000) if wait > 0 else 0
     return Goes(replace(name, not_before=not_before), "delayed" if wait > 0 else "target")
+
+
+def why_returned(**how: Unpack[HowReturned]) -> tuple[str, Details]:
+    """Return what the log says of a delivery after which the message is tried again: the reason, and details."""
+    if (failure := how.get("failure")) is not None:
+        return FAILED, failure
+    return "nack" if how.get("cancel") else how.get("why", "released"), {}
+
+
+def ended_as(state: str, reason: str) -> str:
+    """Return the event, as the log has it, of a message that went to a state for a reason."""
+    if state != "error":
+        return state
+    return "rejected" if reason == "rejected" else FAILED
 
 
 def _limit_reached(config: QueueConfig, name: Name, how: HowReturned) -> str:

@@ -17,23 +17,25 @@ from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.credits import Via, may_have_via
-from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
+from dropq.format.layout import DEAD_LETTER, SETTLED, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.endings import FAILED
 from dropq.lifecycle.open_queue import open_queue, open_root
 from dropq.lifecycle.processing import move_out
 from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
+from dropq.storage.clock import time_text
 from dropq.storage.failures import describe, storage_error
 
 log = logging.getLogger("dropq")
 
 #: What became of a message that was moved, but not synced.
-SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
+UNSYNCED = "the message is settled, but a power cut may undo it and deliver it again"
 UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it back"
 #: The location of a message that went to a route.
 ROUTED = "routing"
@@ -48,6 +50,7 @@ class Moves:
         self._config = context.config
         self._storage = context.storage
         self._sidecars = context.sidecars
+        self._ended = context.log.ended
         self._asked: dict[str, int] = {}  # of the rows that were given to, see `giving.row_to`
 
     def to_dead_letter(
@@ -78,12 +81,12 @@ class Moves:
             name = naming.counted(self.context, message, cancel=cancel)
             fields = known_of(message, details)
             leave = partial(move_out, self.context, message)
-            return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message.own_name)
+            return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message)
         folder = self._layout.folder(state)
         leave = partial(self._move_waiting, f"{folder}/{message.filename}")
         name = replace(message.name.unmarked, delivery_count=message.delivery_count)
         try:
-            return self._end_as_letter(leave, folder, name, reason, details or {}, message.own_name)
+            return self._end_as_letter(leave, folder, name, reason, details or {}, message)
         except FileNotFoundError:
             return None  # RACE: a consumer claimed it, or another process moved it
 
@@ -94,10 +97,11 @@ class Moves:
         name: Name,
         reason: str,
         details: Mapping[str, object],
-        own_name: str,
+        message: Claim | MessageFile,
     ) -> Location:
         """Move a message from a folder to the dead-letter queue, else to error/, by `leave(move, ...)`."""
-        queue = self._config.dead_letter_queue
+        queue, own_name = self._config.dead_letter_queue, message.own_name
+        ended = partial(self._ended, own_name=own_name, claim=message if isinstance(message, Claim) else None)
         try:
             path = leave(
                 self._move_to_dead_letter_queue, queue, self._find_dead_letter_queue(queue, name), name, reason
@@ -106,8 +110,10 @@ class Moves:
             why = _refusal(queue, error)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
             file = leave(partial(move_with_reason, self.context), "error", name, reason, details)
+            ended(FAILED, reason=reason, details=details)
             log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
             return settled(self.context, own_name, Location("error", file), self._layout.error, folder)
+        ended(DEAD_LETTER, reason=reason, details=details, to=queue or "")
         location = Location(DEAD_LETTER, os.path.basename(path))
         return settled(self.context, own_name, location, os.path.dirname(path), folder)
 
@@ -216,6 +222,7 @@ class Moves:
     def route(self, claim: Claim, folder: str) -> Location:
         """Move a claimed message into a route's folder, under its own name; the delivery is not counted."""
         path = move_out(self.context, claim, self._move_to_route, folder, claim.own_name)
+        self._ended("moved", claim.own_name, claim, to=os.path.basename(folder), intended=True)
         return self._routed(claim.own_name, path, self._layout.processing)
 
     def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
@@ -235,6 +242,7 @@ class Moves:
             return None
         except OSError as error:
             raise storage_error(error, "the message stays in target/") from error
+        self._ended("moved", file.own_name, to=os.path.basename(folder), intended=True)
         return self._routed(file.own_name, path, self._layout.target)
 
     def _routed(self, own_name: str, path: str, left: str) -> Location:
@@ -289,8 +297,10 @@ class Moves:
         if keep_expiration:
             name = replace(name, expiration=file.name.expiration)
         if source == self._layout.processing and to.layout.home == self._layout.home:
-            return self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
-        return self._leave(source, filename, to, name)
+            moved = self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
+        else:
+            moved = self._leave(source, filename, to, name)
+        return self._told("requeued", source, filename, to, moved)
 
     def move(self, source: str, filename: str, to: QueueContext) -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
@@ -300,7 +310,7 @@ class Moves:
         tries = max(name.delivery_count, file.delivery_count)
         name = replace(name, delivery_count=tries, not_before=0, lapsed="", via="")
         name = replace(name, copied=naming.stays_copied(self.context, name, to))
-        return self._leave(source, filename, to, name)
+        return self._told("moved", source, filename, to, self._leave(source, filename, to, name))
 
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
         """Move a waiting message into another queue's target/, under a credit that was spent on it.
@@ -310,7 +320,8 @@ class Moves:
         """
         name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
-        return self._move_to_queue(self._layout.target, file.filename, to, name)
+        moved = self._move_to_queue(self._layout.target, file.filename, to, name)
+        return self._told("moved", self._layout.target, file.filename, to, moved, intended=True)
 
     def return_to(
         self, folder: str, filename: str, to: QueueContext, via: Via | None, *, copied: bool = False
@@ -330,14 +341,14 @@ class Moves:
             with to.error_context("the message stays where it was"):
                 name = replace(name, copied=copied_in(transfers.own_mark(to)))
         try:
-            return self._rename_to_queue(folder, filename, to, name)
+            given = self._rename_to_queue(folder, filename, to, name)
         except StorageError as error:
             if error.errno != errno.EXDEV:
                 raise
-        given = self._give_to(f"{folder}/{filename}", to, replace(name, via=""))
-        if given is not None and via is not None:
-            credits.free_under(self.context, via, filename)
-        return given
+            given = self._give_to(f"{folder}/{filename}", to, replace(name, via=""))
+            if given is not None and via is not None:
+                credits.free_under(self.context, via, filename)
+        return self._told("moved", folder, filename, to, given, intended=True)
 
     def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
         """Move a waiting message to its return address; result as of `move_on`.
@@ -349,7 +360,19 @@ class Moves:
         if not name.origin:
             name = replace(name, origin=self.context.name, reason=dead_letters.BOUNCED)
         name = replace(name, since=to.clock.now_ms())
-        return self._leave(self._layout.target, file.filename, to, name)
+        moved = self._leave(self._layout.target, file.filename, to, name)
+        return self._told("moved", self._layout.target, file.filename, to, moved, intended=True)
+
+    def _told(
+        self, event: str, source: str, filename: str, to: QueueContext, moved: str | None, *, intended: bool = False
+    ) -> str | None:
+        """Tell the log of a message that went from a folder to a queue, unless another process moved it first."""
+        if moved is not None:
+            state, is_here = os.path.basename(source), to.layout.home == self._layout.home
+            was_held = "returned" if state == "processing" else ""
+            outcome = "" if state in SETTLED else was_held if is_here else "moved"
+            self._ended(event, self._sidecars.file(filename).own_name, to=to.name, outcome=outcome, intended=intended)
+        return moved
 
     def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue under a name without credits, and free those under which it had come."""
@@ -419,7 +442,8 @@ class Moves:
         """
         # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
         name = naming.restarted(self.context, self._sidecars.file(filename), to, is_replay=True)
-        return self._copy_to(filename, to, replace(name, delivery_count=1, replayed=True))
+        copy = self._copy_to(filename, to, replace(name, delivery_count=1, replayed=True))
+        return self._told("replayed", self._layout.processed, filename, to, copy)
 
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message to a subscription, for its first delivery; its expiration stays."""
@@ -443,8 +467,8 @@ class Moves:
         outlet.sent()
         return copy
 
-    def remove(self, state: str, file: str) -> bool:
-        """Remove a message for good, with its reason; return False if it is gone."""
+    def remove(self, state: str, file: str, event: str = "") -> bool:
+        """Remove a message for good, with its reason; return False if it is gone. The log tells of it as an `event`."""
         path = f"{self._layout.folder(state)}/{file}"
         try:
             inode = reading.inode(path)
@@ -453,6 +477,8 @@ class Moves:
             return False
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
+        if event:
+            self._ended(event, self._sidecars.file(file).own_name, outcome="" if state in SETTLED else "removed")
         self.context.reasons.drop(state, file, inode)
         credits.free(self.context, file)
         sync_settled(self.context, self._layout.folder(state))
@@ -473,6 +499,7 @@ class Moves:
                 if isinstance(error, FileNotFoundError) and not reading.exists(source):
                     return  # RACE: a consumer of another filter claimed it
                 raise storage_error(error, "the message stays in target/") from error
+            self._ended(FAILED, file.own_name, reason=reason)
             log.warning("queue %s: message %s went to error/ (%s)", self.context.name, name, reason)
             credits.free(self.context, file.own_name)
             return sync_settled(self.context, self._layout.error, self._layout.target)
@@ -489,6 +516,7 @@ class Moves:
             return False  # RACE: a consumer claimed it, and delivers it although its time is over
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
+        self._ended("expired", file.own_name, reason=reason)
         credits.free(self.context, file.own_name)
         sync_settled(self.context, self._layout.expired, folder)
         return True
@@ -504,7 +532,7 @@ def move_with_reason(
         fields["cancels"] = name.cancels
     if not name.generated:  # the file may get its own name back, which tells neither its tries nor a time
         arrived = None if name.since else details.get("arrived")
-        fields["arrived"] = arrived or reasons.time_text(name.since or reading.changed_ms(source))
+        fields["arrived"] = arrived or time_text(name.since or reading.changed_ms(source))
     for file in naming.kept_names(context, name):
         context.reasons.record(state, file, inode, fields)
         moved = f"{context.layout.folder(state)}/{file}"
@@ -598,14 +626,14 @@ def is_generated(path: str) -> bool:
     return bool(names.tells_time(os.path.basename(path)))
 
 
-def settled(context: QueueContext, own_name: str, location: Location, *folders: str, fate: str = SETTLED) -> Location:
+def settled(context: QueueContext, own_name: str, location: Location, *folders: str, fate: str = UNSYNCED) -> Location:
     """Free the credits of a message that was moved, and sync the folders of its move; return its location."""
     credits.free(context, own_name)
     sync_settled(context, *folders, location=location, fate=fate)
     return location
 
 
-def sync_settled(context: QueueContext, *folders: str, location: Location | None = None, fate: str = SETTLED) -> None:
+def sync_settled(context: QueueContext, *folders: str, location: Location | None = None, fate: str = UNSYNCED) -> None:
     """Sync what was moved, if the queue's durability asks for it; if that fails, the error says `fate`."""
     if not context.storage.syncs_folders:
         return
@@ -628,7 +656,7 @@ def make_folder(context: QueueContext, folder: str) -> str:
 
 def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, object]:
     """Return what a reason says of a delivery, besides what its holder said of it."""
-    arrived = {"arrived": reasons.time_text(claim.arrival)} if claim.arrival else {}
+    arrived = {"arrived": time_text(claim.arrival)} if claim.arrival else {}
     return {"owner": claim.owner, "delivery": claim.number, **arrived, **(details or {})}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dropq.config.load import load_queue, load_root
 from dropq.config.schema import QueueConfig
 from dropq.errors import ConfigError, NoSuchQueue, StorageError
+from dropq.events.log import EventLog
 from dropq.format.addresses import SubscriptionName, is_topic_name, layouts
 from dropq.format.ids import IdSource
 from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
@@ -144,6 +145,7 @@ def context_of(
         sidecars=sidecars,
         reasons=Reasons(layout.reasons, store),
         settling=Settling(layout.target, config.settle_time, root.clock, root.timing),
+        log=EventLog(layout.log, config.log, store, root.clock, sidecars.parse),
     )
 
 

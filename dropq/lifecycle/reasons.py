@@ -20,7 +20,7 @@ from datetime import datetime
 from dropq.format import names
 from dropq.format.layout import WITH_REASON
 from dropq.format.names import Name
-from dropq.storage.clock import utc
+from dropq.storage.clock import time_text
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, inode, inode_or_none, listing, parse_json, read_small
@@ -180,11 +180,6 @@ def why(reason: str, details: Mapping[str, object], ms: int) -> dict[str, object
 def content(fields: Mapping[str, object], name: str, inode: int) -> bytes:
     """Return the content of the reason of a file with a name and an inode."""
     return json.dumps({**fields, "name": name, "inode": inode}).encode()
-
-
-def time_text(ms: int) -> str:
-    """Return a time as reasons have it."""
-    return utc(ms).isoformat(timespec="milliseconds")
 
 
 def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:

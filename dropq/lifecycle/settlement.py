@@ -11,6 +11,7 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Protocol, Unpack
 
 from dropq.format import names
@@ -19,7 +20,7 @@ from dropq.format.layout import DEAD_LETTER
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits, naming
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.endings import Details, HowReturned, returned
+from dropq.lifecycle.endings import Details, HowReturned, ended_as, returned, why_returned
 from dropq.lifecycle.moving import (
     Moves,
     is_generated,
@@ -83,6 +84,7 @@ class Claims(Settlement):
         self._storage = context.storage
         self._sidecars = context.sidecars
         self._moves = Moves(context)
+        self._ended = context.log.ended
 
     def claim(
         self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
@@ -110,6 +112,7 @@ class Claims(Settlement):
             return None
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
+        claim.taken = monotonic()
         if seen.body is not None:
             claim.body = self.context.settling.claimed(seen, claim.path)
         return claim
@@ -137,6 +140,7 @@ class Claims(Settlement):
                 return self.set_changed_aside(claim)
         if not self._config.history:
             move_out(self.context, claim, self._storage.discard, self._layout.private)
+            self._ended("acked", claim.own_name, claim)
             credits.free(self.context, claim.own_name)
             return self._sync_ack(Location("removed", ""), later)
         file = claim.own_name
@@ -154,6 +158,7 @@ class Claims(Settlement):
                 file = next(others)
             except OSError as error:
                 find_renewed(self.context, claim, error)
+        self._ended("acked", claim.own_name, claim)
         if marked:
             credits.free(self.context, claim.own_name)
         location = Location("processed", file)
@@ -188,6 +193,9 @@ class Claims(Settlement):
             name = replace(name, foreign=False, copy=claim_id(claim.owner))  # the same from now on: see `distinction`
         move, is_marked = partial(move_to_wait, self.context), bool(name.mark) and not lapsed
         location = Location(state, move_out(self.context, claim, move, name, claim.arrival, is_marked))
+        if how.get("counted", True):
+            why, said = why_returned(**how)
+            self._ended("returned", claim.own_name, claim, reason=why, details=said)
         sync_settled(self.context, self._layout.folder(state), self._layout.processing, location=location)
         return location
 
@@ -204,6 +212,7 @@ class Claims(Settlement):
             return location
         name, move = naming.counted(self.context, claim, cancel=cancel), partial(move_with_reason, self.context)
         file = move_out(self.context, claim, move, state, name, reason, known_of(claim, details))
+        self._ended(ended_as(state, reason), claim.own_name, claim, reason=reason, details=details)
         folders = self._layout.folder(state), self._layout.processing
         return settled(self.context, claim.own_name, Location(state, file), *folders)
 
@@ -219,6 +228,7 @@ class Claims(Settlement):
         folder = make_folder(self.context, f"{self._layout.held}/{claim.owner}")
         path = f"{folder}/{claim.own_name}"
         move_out(self.context, claim, self._storage.rename, path)
+        self._ended("acked", claim.own_name, claim)
         credits.free(self.context, claim.own_name)
         return path
 

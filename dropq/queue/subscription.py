@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dropq.durations import parse_duration
 from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.events.log import tell_sums
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
@@ -488,6 +489,7 @@ class Subscription:
         """Do what is not done for each message: sweep, read read-locks and routes, replace an old view."""
         offers = self._offers
         offers.look_for_change()
+        tell_sums()
         if not offers.is_quiet:
             self._sweep.stir()
         self._sweep_if_due()
@@ -619,6 +621,7 @@ class Subscription:
                 presence.end()
             if self._at_end is not None:
                 self._at_end()
+            self._context.log.close()
         except BaseException:
             if presence is not None:
                 presence.abandon()

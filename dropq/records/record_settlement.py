@@ -22,7 +22,7 @@ from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle import naming, reasons
-from dropq.lifecycle.endings import Details, Goes, HowReturned, after_delivery, returned
+from dropq.lifecycle.endings import Details, Goes, HowReturned, after_delivery, ended_as, returned, why_returned
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.naming import LARGEST
 from dropq.lifecycle.processing import lost, move_out
@@ -107,7 +107,11 @@ class RecordSettlement(Settlement):
         with self._frozen(claim):
             if not self.cursor.is_settled:
                 return self.claims.give_back(claim, **how)
-            return self._commit(claim, returned(self.context, claim, **how))
+            location = self._commit(claim, rest := returned(self.context, claim, **how))
+            if not rest.reason and how.get("counted", True):
+                why, said = why_returned(**how)
+                self.context.log.ended("returned", claim.own_name, claim, reason=why, details=said)
+            return location
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
@@ -181,8 +185,12 @@ class RecordSettlement(Settlement):
         if self._is_changed(claim):
             return self.claims.set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(cursor.others.items())]
+        fates = [each.fate for _, each in sorted(cursor.others.items())]
         if rest is None:
-            return self._settle_as(claim, parts)
+            location = self._settle_as(claim, parts)
+            self._tell(parts, fates)
+            self.context.log.ended("acked", claim.own_name, claim)
+            return location
         left, acked = cursor.left(), cursor.acknowledged()
         assert left is not None
         number, begin, empty = left
@@ -195,7 +203,20 @@ class RecordSettlement(Settlement):
                 self._kept_in_order(claim, naming.counted(self.context, claim)), first=_capped(number), via=""
             )
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
-        return self._settle_as(claim, [*parts, heir], heir=heir)
+        location = self._settle_as(claim, [*parts, heir], heir=heir)
+        self._tell(parts, fates)
+        if rest.reason:
+            event = ended_as(rest.state, rest.reason)
+            self.context.log.ended(event, claim.own_name, claim, reason=rest.reason, details=rest.details)
+        return location
+
+    def _tell(self, parts: list[Part], fates: list[Fate]) -> None:
+        """Tell the log of each record that failed or was given back; the bundle alone counts as a message."""
+        for part, own, fate in zip(parts, self.parts, fates, strict=False):  # what comes after is acknowledged, or left
+            goes = part.goes
+            why, said = why_returned(**_how(fate))
+            event = ended_as(goes.state, goes.reason) if goes.reason else "returned"
+            self.context.log.ended(event, own.own_name, reason=goes.reason or why, details=said, outcome="")
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""

@@ -373,6 +373,10 @@ def _commit_parts(
         if not is_tried:
             withdraw(context, folder)
         raise
+    if isinstance(staged, StagedOutputs):
+        context.log.ended("acked", claim.own_name, claim)
+    elif isinstance(staged, StagedCopies) and staged.end == "processed":
+        context.log.ended("moved", claim.own_name, intended=True)
     return roll_forward(context, folder, staged=staged)
 
 

@@ -253,6 +253,7 @@ class Job:
                 return False
             gone = " (a sweep, or another run of it, dropped it)" if not reading.exists(self.folder) else ""
             raise storage_error(error, f"job {self.id} was not committed{gone}, nothing was sent") from error
+        self._context.log.act("committed", id=self.id, count=sum(map(len, attempts.values())))
         return True
 
     def _check_overflow(self, overflow: str) -> None:
@@ -640,6 +641,7 @@ def _drop(context: QueueContext, folder: str) -> bool:
     if finish(context, dropped):
         return True
     context.storage.remove_tree(dropped)
+    context.log.act("dropped", name=os.path.basename(folder))
     return False
 
 

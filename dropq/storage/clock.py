@@ -35,6 +35,11 @@ def utc(ms: int) -> datetime:
     return datetime.fromtimestamp(min(ms, LAST_MS) / 1000, UTC)
 
 
+def time_text(ms: int) -> str:
+    """Return a time in milliseconds since 1970 as reasons and the log have it."""
+    return utc(ms).isoformat(timespec="milliseconds")
+
+
 class Clock(Protocol):
     """A clock in milliseconds since 1970 UTC."""
 

@@ -28,7 +28,18 @@ from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
-from dropq.storage.system_calls import CREATE, FILE_MODE, FOLDER, HERE, NO_FLAGS, READ, TOUCH, closing, open_file
+from dropq.storage.system_calls import (
+    APPEND,
+    CREATE,
+    FILE_MODE,
+    FOLDER,
+    HERE,
+    NO_FLAGS,
+    READ,
+    TOUCH,
+    closing,
+    open_file,
+)
 
 log = logging.getLogger("dropq")
 
@@ -308,6 +319,20 @@ class Storage:
                 raise
             self.unlink(destination)
             self.rename(source, destination)
+
+    def append(self, path: str, line: Callable[[int], bytes]) -> None:
+        """Append a line to a file of ours, which is made if it is missing, by one write; it is not synced.
+
+        `line` makes it, and gets the bytes that the file has; an empty one is not written. OSError for what is no file.
+        """
+        with closing(os.open(path, APPEND, self._create_mode)) as fd:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", path)
+            if self._owns and not found.st_size:
+                self._own(fd, self._file_mode)
+            if data := line(found.st_size):
+                os.write(fd, data)
 
     def touch(self, path: str) -> None:
         """Make an empty file of ours, such as a read-lock, unless it exists."""

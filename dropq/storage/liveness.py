@@ -19,15 +19,13 @@ from functools import cache
 from dropq.storage import locks
 from dropq.storage.files import Storage
 from dropq.storage.locks import LockFile, ProcessLock
-from dropq.storage.mounts import mount_at
+from dropq.storage.mounts import boot_id, mount_at
 from dropq.storage.reading import device, entries, inode, names_in, parse_json, read_small
 
 log = logging.getLogger("dropq")
 
 #: How many addresses of a subscription are read: a stranger may have written more.
 MOST_ANNOUNCED = 64
-#: Where Linux gives each boot of a host an id of its own.
-_BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class _Forks:
@@ -152,13 +150,8 @@ def mark(folder: str) -> bytes:
     if mount is None:
         return b""
     if mount.keeps_locks:
-        return b"%s %d\n" % (_boot(), number)
+        return b"%s %d\n" % (boot_id(), number)
     return f"{mount.sharing_locks}\n".encode() if mount.sharing_locks else b""
-
-
-@cache
-def _boot() -> bytes:
-    return (read_small(_BOOT) or os.uname().nodename.encode()).strip()
 
 
 def is_verifiable(folder: str, subscription: str) -> bool:

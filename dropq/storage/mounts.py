@@ -13,6 +13,8 @@ from functools import cache
 MOUNTS = "/proc/self/mountinfo"
 
 #: What tells this host from others of its name; not every host has it.
+#: Where Linux gives each boot of a host an id of its own.
+_BOOT = "/proc/sys/kernel/random/boot_id"
 _MACHINE = "/etc/machine-id"
 
 #: File systems whose files change without an event here: other hosts, or programs behind the mount, change them.
@@ -113,6 +115,16 @@ def rename_leads(source: str, target: str) -> bool:
         return False
     mounts = mount_of(source), mount_of(target)
     return None in mounts or mounts[0] == mounts[1]
+
+
+@cache
+def boot_id() -> bytes:
+    """Return the id of this boot of the host; where the system has none, the name of the host."""
+    try:
+        with open(_BOOT, "rb") as file:
+            return file.read(64).strip()
+    except OSError:
+        return os.uname().nodename.encode()
 
 
 @cache

@@ -346,11 +346,16 @@ def files_in(folder: str) -> Iterator[list[str]]:
         yield message_files(chunk)
 
 
-def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
-    """Count the messages in a folder by their names; yield a count for each chunk. `patterns` match ignored names."""
+def message_names(folder: str, patterns: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the names of the messages in a folder, in lists of at most `CHUNK`. `patterns` match ignored names."""
     ignored, ends = ignoring(patterns), ignored_ends(patterns)
     for files in files_in(folder):
-        yield sum(1 for name in files if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name)))
+        yield [name for name in files if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name))]
+
+
+def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
+    """Count the messages in a folder by their names; yield a count for each chunk. `patterns` match ignored names."""
+    return map(len, message_names(folder, patterns))
 
 
 def message_files(entries: Sequence[os.DirEntry[str]]) -> list[str]:

@@ -429,7 +429,7 @@ def purge(context: QueueContext, which: Selection) -> Iterator[Outcome]:
     moves = Moves(context)
 
     def act(message: Message) -> str | None:
-        return "" if moves.remove(message.state, message.file) else None
+        return "" if moves.remove(message.state, message.file, "purged") else None
 
     return each(context, which, select(context, which), act, "removed")
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dropq.config.load import toml_text, validate_options
+from dropq.config.load import load_queue, toml_text, validate_options
 from dropq.config.schema import QueueConfig, underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
@@ -24,7 +24,7 @@ from dropq.format.layout import SETTLED, SUBSCRIPTIONS, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
-from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
+from dropq.lifecycle.open_queue import context_of, find_layout, open_queue, storage_of
 from dropq.lifecycle.processing import has_committed
 from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
@@ -73,6 +73,8 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
         make_known(root.layout, layout.private, store)
+    config = load_queue(name, root.config, layout.config_file, layout)
+    context_of(root, name, layout, config, storage_of(config, layout.base)).log.act("created")
     is_view = options.get("underlying_topic") is not None or "UnderlyingTopic" in options
     if is_view:
         with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing

@@ -45,18 +45,23 @@ def surplus(
         return
     counted = time.monotonic()
     found = yield from _oldest(context, folder, count, keep_age, keep_count)
-    now = context.clock.now_ms()
-    for changed, file in found:
-        if keep_age is None or now - changed <= keep_age * 1000:
-            if time.monotonic() - counted > context.timing.count_age:  # others may have taken some away since
-                count, counted = sum(reading.message_counts(folder, context.config.ignore)), time.monotonic()
-            if count <= (keep_count or 0):
-                continue
-        if not remove or _remove(context, state, file, changed):
-            count -= 1
-            yield file
-        else:
-            yield None
+    now, removed = context.clock.now_ms(), 0
+    try:
+        for changed, file in found:
+            if keep_age is None or now - changed <= keep_age * 1000:
+                if time.monotonic() - counted > context.timing.count_age:  # others may have taken some away since
+                    count, counted = sum(reading.message_counts(folder, context.config.ignore)), time.monotonic()
+                if count <= (keep_count or 0):
+                    continue
+            if not remove or _remove(context, state, file, changed):
+                count -= 1
+                removed += remove
+                yield file
+            else:
+                yield None
+    finally:
+        if removed:
+            context.log.act("pruned", count=removed, state=state)
 
 
 def kept_files(context: QueueContext, folder: str) -> Iterator[tuple[str, os.stat_result]]:

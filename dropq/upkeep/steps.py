@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from dropq.carrier.carriers import carrier_of, noting
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
+from dropq.events.reader import FILE
 from dropq.format.claims import Claim, claim_owners
 from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -221,7 +222,7 @@ def _return_claims(sweep: Sweep) -> None:
     streams = stream_journal.runs(context) if lapsed else frozenset[str]()
     for claim in lapsed:
         mark = stream_journal.lapsed_claim(claim, streams)
-        report.lapsed += _returned(sweep, claim, died=True, lapsed=mark)
+        report.lapsed += _returned(sweep, claim, "lease", died=True, lapsed=mark)
     for claim in claims:
         if is_over(context, claim):
             report.expired += _set_aside(sweep, claim, "expired", "time_limit")
@@ -254,20 +255,20 @@ def return_if_dead(sweep: Sweep, subscription: str) -> None:
     with liveness.dead(context.layout.consumers, subscription) as is_dead:
         if is_dead:
             lost = claims_of(context, subscription)
-            report.dead += sum(_returned(sweep, claim, died=True) for claim in lost)
+            report.dead += sum(_returned(sweep, claim, "dead", died=True) for claim in lost)
             report.barriers += barrier.give_up(context, subscription)
             if not claims_of(context, subscription):  # what was refused is left to the next sweep
                 liveness.forget_dead(context.layout.consumers, subscription, context.storage)
 
 
-def _returned(sweep: Sweep, claim: Claim, *, died: bool = False, lapsed: str = "") -> bool:
-    """Return a claim to target/, `lapsed` as for `give_back`; False if its holder, or another sweep, was first."""
+def _returned(sweep: Sweep, claim: Claim, why: str, *, died: bool = False, lapsed: str = "") -> bool:
+    """Return a claim to target/ as `give_back` does; False if its holder, or another sweep, was first."""
     context = sweep.context
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
     claim.died = died and is_death(context, claim)
     delay = None if is_death(context, claim) else 0
     with sweep.passing_over(claim.filename), suppress(LeaseLost):
-        Claims(context).give_back(claim, counted=delivers(context, claim), delay=delay, lapsed=lapsed)
+        Claims(context).give_back(claim, counted=delivers(context, claim), delay=delay, lapsed=lapsed, why=why)
         return True
     return False
 
@@ -334,7 +335,7 @@ def _return_unleased(sweep: Sweep) -> None:
     old, signs = _older(context, claims_in(context), seconds), Signs(context.layout.consumers)
     sweep.report.barriers += barrier.give_up_old(context, signs, seconds)
     unleased = (claim for claim in old if claim_status(claim, signs, 0) == "unleased")
-    sweep.report.unleased += sum(_returned(sweep, claim) for claim in unleased)
+    sweep.report.unleased += sum(_returned(sweep, claim, "unleased") for claim in unleased)
 
 
 def _return_foreign(sweep: Sweep) -> None:
@@ -344,7 +345,7 @@ def _return_foreign(sweep: Sweep) -> None:
     context = sweep.context
     is_topic = context.layout.is_topic
     for claim in _older(context, claims_in(context, foreign=True), seconds):
-        if not (_set_aside(sweep, claim, "error", "foreign_claim") if is_topic else _returned(sweep, claim)):
+        if not (_set_aside(sweep, claim, "error", "foreign_claim") if is_topic else _returned(sweep, claim, "foreign")):
             continue
         sweep.report.foreign += 1
         if claim.owner:
@@ -420,6 +421,16 @@ def _prune(sweep: Sweep) -> Iterator[None]:
         yield
 
 
+def _prune_log(sweep: Sweep) -> Iterator[None]:
+    """Remove what the log said longer ago than log_age, by files of a day each."""
+    context = sweep.context
+    for file in filter(FILE.fullmatch, reading.names_in(context.layout.log)):
+        path, now = f"{context.layout.log}/{file}", context.clock.now_ms()
+        if now - reading.written_ms(path, gone=now) > context.config.log_age * 1000:
+            context.storage.unlink(path)
+        yield
+
+
 def _expire(sweep: Sweep) -> Iterator[None]:
     context = sweep.context
     for entry in reading.entries(context.layout.target):
@@ -468,6 +479,7 @@ STEPS = (
     Step("what goes to other file systems", _UPKEEP, _carry),
     Step("what its filter does not match", _UPKEEP, _drop_unwanted, of_full=True),
     Step("its history", _UPKEEP, _prune, of_full=True),  # before what needs room on the disk, as it makes some
+    Step("its log", _UPKEEP, _prune_log),
     Step("expired messages that wait", _UPKEEP, _expire, ends=True, of_full=True),
     Step("leftovers", _UPKEEP, _clear_leftovers, leftovers.AGES, of_full=True),
     Step("whether it is to destroy itself", _UPKEEP, _destroy_alone),

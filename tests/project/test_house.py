@@ -156,6 +156,18 @@ def test_only_the_format_knows_the_grammar_of_names() -> None:
     assert not found
 
 
+def test_only_transitions_and_verbs_write_the_log() -> None:
+    """Fronts, workers and the command line tell nothing: what they do is told by what they call."""
+    writing = {
+        str(path.relative_to(TOP))
+        for path in MODULES
+        if re.search(r"\blog\.(ended|act)\(|\b_ended\(", path.read_text())
+    }
+    rooms = {path.split("/")[1] for path in writing}
+    assert rooms == {"api.py", "diagnosis", "lifecycle", "records", "staging", "upkeep"}
+    assert not {path for path in writing if path.startswith("cli/")}
+
+
 def test_every_package_folder_is_installed() -> None:
     setup = configparser.ConfigParser()
     setup.read(TOP / "setup.cfg")

@@ -55,9 +55,11 @@ def kinds(found: list[Finding]) -> list[str]:
 
 
 def contents(folder: Path) -> dict[int, str]:
-    """Everything below a folder by its inode: what it is, and its content; where it lies does not matter."""
+    """Everything below a folder, but logs, by its inode: what it is, and its content; where it lies does not matter."""
     found = {}
     for path in folder.rglob("*"):
+        if path.suffix == ".jsonl":
+            continue  # a repair is told there
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
             readable = os.access(path, os.R_OK)

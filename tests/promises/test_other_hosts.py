@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -221,6 +222,7 @@ def watching(monkeypatch: pytest.MonkeyPatch, client: Client) -> Client:
 
 def older(queue: Queue) -> Queue:
     """Let a queue lack the folders that an older dropq made when they were needed; return it as it is opened then."""
+    shutil.rmtree(queue.layout.log)
     for path in reversed(queue.layout.private_folders):
         if path != queue.layout.private and stat_is_dir(path):
             os.rmdir(path)

@@ -93,6 +93,7 @@ def test_a_queue_without_policies_has_no_lock_and_no_turns(tmp_path: Path) -> No
     assert {entry.name for entry in private.iterdir() if entry.is_file() or os.listdir(entry)} == {
         "consumers",
         "created",
+        "log",
         "reasons",
         *(entry.name for entry in private.glob("queue-*")),
     }

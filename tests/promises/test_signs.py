@@ -17,7 +17,7 @@ from filelock import FileLock
 from helpers import Clock, Make, base, make_queue, open_files, reopened, where
 
 from dropq import NoSuchQueue, Queue, StorageError
-from dropq.storage import liveness, locks
+from dropq.storage import liveness, locks, mounts
 from dropq.storage.files import Storage
 from dropq.storage.liveness import Presence
 from dropq.storage.mounts import Mount
@@ -83,8 +83,8 @@ def test_where_a_host_does_not_tell_its_boots_apart_the_sign_has_its_name_instea
     monkeypatch.setattr(
         "dropq.storage.liveness.mount_at", lambda folder, device: Mount("fuse.bindfs", "/", "x", ("rw",))
     )
-    monkeypatch.setattr(liveness, "_BOOT", str(tmp_path / "boot_id"))
-    monkeypatch.setattr(liveness, "_boot", liveness._boot.__wrapped__)  # nothing that was found before
+    monkeypatch.setattr(mounts, "_BOOT", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(liveness, "boot_id", mounts.boot_id.__wrapped__)  # nothing that was found before
     queue = make_queue(tmp_path)
     with queue.subscribe() as one:
         sign = base(queue) / ".dropq" / "consumers" / one.id
@@ -316,7 +316,7 @@ def test_what_is_held_through_another_mount_is_left_to_its_lease_where_each_moun
         assert holder._presence is not None
         holder._presence.abandon()  # as the kernel does for the dead; and for the living, on another mount
     with monkeypatch.context() as patch:
-        patch.setattr(liveness, "_boot", lambda: b"another host")
+        patch.setattr(liveness, "boot_id", lambda: b"another host")
         assert not liveness.is_dead(queue.layout.consumers, holders[0].id)
         assert queue.sweep().total == 0
         clock.advance(61)
@@ -357,7 +357,7 @@ def test_a_sign_of_life_of_another_mount_that_holds_nothing_goes_after_a_day(
     with queue.subscribe() as idle, queue.subscribe() as holder:
         assert holder.receive() is not None
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(liveness, "_boot", lambda: b"another host")
+            elsewhere.setattr(liveness, "boot_id", lambda: b"another host")
             clock.advance(2 * 86_400)
             queue.sweep()
             assert liveness.known(queue.layout.consumers) == {holder.id}

@@ -1,0 +1,123 @@
+"""`dropq log`: what went by in a queue, from its log."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dropq.durations import parse_duration
+from dropq.events.log import ACTS, OUTCOMES
+from dropq.events.reader import Event, Reader
+
+from . import output
+from .options import QueueName, option
+from .output import NEGATIVE, OK, Record, unescape
+from .shell import Shell
+
+if TYPE_CHECKING:
+    from dropq import Queue
+
+#: The columns of the log's lines.
+COLUMNS = ("time", "event", "id", "delivery", "seconds", "reason", "owner", "to", "count", "by")
+#: The columns that a narrow terminal does without, the least important first.
+SPARE = ("count", "to", "by", "delivery", "seconds", "owner")
+#: Seconds between two looks by `log -f`.
+PAUSE = 0.5
+#: How many lines `log -f` begins with.
+LAST = 10
+
+
+def log(
+    ctx: typer.Context,
+    name: QueueName,
+    follow: Annotated[bool, option("-f, --follow", "Then list what comes, until interrupted.")] = False,
+    id: Annotated[str | None, option("--id ID", "Only what is about this message.")] = None,
+    event: Annotated[list[str] | None, option("--event EVENT", "Only these events; may be repeated.")] = None,
+    since: Annotated[
+        str | None, option("--since TIME", "Only from this time on: 2026-11-29T08:00Z, or 1h for an hour ago.")
+    ] = None,
+    count: Annotated[int | None, option("-n N", "Only the last N; with -f, 10 by default.", min=0)] = None,
+) -> int:
+    """List what went by: failed deliveries, and acts.
+
+    It tells, by time, how each delivery ended that was not acknowledged, and why, and what people did to the queue.
+    With log = "all" in queue.toml it has acks and routes, too. Who did something is the owner of the log's file. What
+    scripts do by mv is in no log. Exits with 1 when nothing matched.
+    """
+    shell = Shell(ctx)
+    if unknown := set(event or ()) - {*OUTCOMES, *ACTS}:
+        known = ", ".join((*OUTCOMES, *ACTS))
+        raise typer.BadParameter(f"there is no event {', '.join(sorted(unknown))}: {known}", param_hint="'--event'")
+    queue = shell.queue(name)
+    begin = None if since is None else _time(since)
+    reader = Reader(queue.layout.log)
+
+    def new() -> Iterator[Record]:
+        for each in reader.events(since=begin, id=None if id is None else unescape(id)):
+            if each.event != "sum" and (not event or each.event in event):
+                record = record_of(each)
+                yield record if shell.json else {**record, "reason": output.reason_text(record)}
+
+    if follow and count is None:
+        count = LAST
+    first: Iterable[Record] = new() if count is None else deque(new(), count)
+    found = 0
+
+    def counted(records: Iterable[Record]) -> Iterator[Record]:
+        nonlocal found
+        for record in records:
+            found += 1
+            yield record
+
+    shell.show(counted(first), COLUMNS, spare=SPARE)
+    while follow:
+        time.sleep(PAUSE)
+        for record in new():
+            shell.line(record, COLUMNS)
+        output.flush()
+    return OK if found else NEGATIVE
+
+
+def record_of(event: Event) -> Record:
+    """Return what a line of the log says, by the names of its keys."""
+    return {"time": event.time, "event": event.event, **event.fields, "by": event.by, "host": event.host}
+
+
+def deliveries(queue: Queue, id: str) -> tuple[list[Record], datetime | None]:
+    """Return what the log says of a message, and how far back it goes; None if there is no log."""
+    reader = Reader(queue.layout.log)
+    return [record_of(event) for event in reader.events(id=id)], reader.begins()
+
+
+def words(record: Record) -> str:
+    """Return a line of the log in words."""
+    said = [str(record["event"])]
+    if record.get("to"):
+        said.append(f"to {record['to']}")
+    if record.get("owner"):
+        said.append(f"in delivery {record.get('delivery')} by {record['owner']}")
+    if "seconds" in record:
+        said.append(f"after {record['seconds']} s")
+    if why := output.reason_text(record):
+        said.append(f"({why})")
+    return f"{' '.join(said)}, user {record['by']} on {record['host']}"
+
+
+def _time(text: str) -> datetime:
+    """Return the time that an option names: a time, in UTC where it says no zone, or how long ago."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is neither a time, such as 2026-11-29T08:00Z, nor a period, such as 1h", param_hint="'--since'"
+        ) from None

@@ -1,0 +1,239 @@
+"""What stands in a queue: counts, ages and holders, by one listing of each folder, in constant memory.
+
+`ls`, `health`, `top` and `metrics` have this one, and no listing of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from operator import itemgetter
+from typing import NamedTuple
+
+from dropq.format import names
+from dropq.format.claims import Claim, client_of
+from dropq.format.layout import ALL_STATES
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.holders import claim_status
+from dropq.lifecycle.processing import claimed_messages, committed_files
+from dropq.lifecycle.transfers import Row, given_messages, in_transit
+from dropq.policies import routes
+from dropq.storage import reading
+from dropq.storage.liveness import Signs
+
+#: The ages by which messages are counted, in seconds; the last count is of those that are older.
+AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
+#: Bytes at the start of a name that tells its time: a priority of one digit, and the second.
+_SECOND = len("4.1234567890")
+_ALL_BUT_PRIORITY = slice(2, _SECOND)
+_START = itemgetter(slice(_SECOND))
+
+
+class Waiting:
+    """What the names of one state tell: how many there are, and how old they are, and what health asks of names.
+
+    Args:
+        since: returns since when a message counts as waiting there, in ms, by its file name.
+        kept: how many names are kept, to be looked at again.
+        by_id: whether `since` is the time in a generated id, unless the name says another.
+    """
+
+    def __init__(self, now: int, since: Callable[[str], int], *, kept: int = 0, by_id: bool = True) -> None:
+        self._now = now
+        self._since = since
+        self._by_id = by_id
+        self._kept = kept
+        self.count = 0
+        #: Since when the oldest waits, in ms; None without messages.
+        self.oldest: int | None = None
+        #: How many are of each age, see AGES.
+        self.ages = [0] * (len(AGES) + 1)
+        #: How many are dead letters.
+        self.letters = 0
+        #: Names that may tell of deaths of their holders.
+        self.deaths: list[str] = []
+        #: The first names.
+        self.first: list[str] = []
+
+    def add(self, files: list[str]) -> None:
+        """Take in the names of messages, which are quick to judge by their first bytes."""
+        self.count += len(files)
+        if len(self.first) < self._kept:
+            self.first += files[: self._kept - len(self.first)]
+        if names.has_marks("\n".join(files)):  # most names have none, and are quickly looked through together
+            self.letters += sum(names.is_letter(file) is not None for file in files)
+            self.deaths += filter(names.may_have_deaths, files)
+            self._add_slowly([file for file in files if names.tells_since(file)])
+            files = [file for file in files if not names.tells_since(file)]
+        if not self._by_id:
+            return self._add_slowly(files)
+        starts = Counter(map(_START, files))
+        if odd := {start for start in starts if not _tells_second(start)}:
+            self._add_slowly([file for file in files if file[:_SECOND] in odd])
+            files = [file for file in files if file[:_SECOND] not in odd]
+        seconds = {start: int(start[_ALL_BUT_PRIORITY]) * 1000 for start in starts.keys() - odd}
+        for start, second in seconds.items():
+            self._count_age(second + 500, starts[start])  # to half a second
+        self._find_oldest(files, seconds)
+
+    def _find_oldest(self, files: list[str], seconds: Mapping[str, int]) -> None:
+        """Take in the oldest of names that begin with a second, in ms; ask `since` for as few of them as will do."""
+        for start, second in sorted(seconds.items(), key=itemgetter(1)):
+            if self.oldest is not None and second >= self.oldest:
+                return
+            least = min(files) if len({start[0] for start in seconds}) == 1 else ""
+            since = self._since(least) if least.startswith(start) else 0
+            if not second <= since < second + 1000:  # several priorities, or a name of another form
+                since = min(self._since(file) for file in files if file.startswith(start))
+            self.oldest = since if self.oldest is None else min(self.oldest, since)
+
+    def older_than(self, age: int) -> int:
+        """Return how many have waited for longer than one of AGES."""
+        return sum(self.ages[AGES.index(age) + 1 :])
+
+    def _add_slowly(self, files: list[str]) -> None:
+        for since in map(self._since, files):
+            self._count_age(since, 1)
+            self.oldest = since if self.oldest is None else min(self.oldest, since)
+
+    def _count_age(self, since: int, count: int) -> None:
+        self.ages[age_class((self._now - since) / 1000)] += count
+
+
+def _tells_second(start: str) -> bool:
+    return len(start) == _SECOND and start[0].isdecimal() and start[1] == "." and start[_ALL_BUT_PRIORITY].isdecimal()
+
+
+def age_class(seconds: float) -> int:
+    """Return where in the counts of AGES an age belongs."""
+    return bisect_left(AGES, seconds)
+
+
+class Holder(NamedTuple):
+    """A subscription, or a script, that holds messages: how many, since when the oldest, in ms, and its status.
+
+    The status is that of its oldest claim, as `holders.claim_status` has it, or `script`.
+    """
+
+    client: str
+    subscription: str
+    held: int
+    since: int
+    status: str
+
+
+class Standing:
+    """What one listing of each folder says about a queue.
+
+    RACE: messages move on between these listings, so that a message may be counted twice, or not at all.
+
+    Args:
+        kept: how many names of target/ are kept.
+    """
+
+    def __init__(self, context: QueueContext, *, kept: int = 0) -> None:
+        self.context = context
+        self.now = context.clock.now_ms()
+        self.waiting = Waiting(self.now, self._since, kept=kept)
+        self.delayed = Waiting(self.now, self._due, by_id=False)
+        for state, found in (("target", self.waiting), ("delayed", self.delayed)):
+            for files in reading.message_names(context.layout.folder(state), context.config.ignore):
+                found.add(files)
+        self.claimed = claimed_messages(context)
+        known = {
+            "target": self.waiting.count,
+            "delayed": self.delayed.count,
+            "processing": len(self.claimed) + sum(1 for _ in committed_files(context)),
+        }
+        #: How many messages lie in each state; one that was committed, and whose parts have not all arrived, is held.
+        self.counts: Mapping[str, int] = {
+            state: known[state] if state in known else self._count(state) for state in ALL_STATES
+        }
+
+    def _count(self, state: str) -> int:
+        return sum(reading.message_counts(self.context.layout.folder(state), self.context.config.ignore))
+
+    # -- ages ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def oldest(self) -> dict[str, float]:
+        """Seconds that the oldest message has waited in target/; in delayed/ since it was due; held without a lease."""
+        unleased = (file for file in self.claimed if file.claim is None or file.claim.deadline <= self.now)
+        since = {
+            "target": self.waiting.oldest,
+            "delayed": self.delayed.oldest,
+            "processing": min((self._since(file.filename, "processing") for file in unleased), default=None),
+        }
+        late = {state: self.now - ms for state, ms in since.items() if ms is not None}
+        return {state: max(ms, 0) / 1000 for state, ms in late.items() if state != "delayed" or ms > 0}
+
+    @property
+    def oldest_age(self) -> float | None:
+        """Seconds that the oldest message has waited, also held without a running lease; None if no message waits."""
+        return max(self.oldest.values(), default=None)
+
+    def _since(self, file: str, state: str = "target") -> int:
+        """Return since when a message counts as waiting, by docs/protocol.md, in ms."""
+        known = names.since_at_a_glance(file)
+        if known is not None:
+            return known
+        name = MessageFile(file).name
+        return name.since or name.timestamp or self.changed(f"{self.context.layout.folder(state)}/{file}")
+
+    def _due(self, file: str) -> int:
+        """Return when a delayed message is due, in ms; without a time of its own it is due when it came."""
+        due = names.due_at_a_glance(file)
+        return due or self.context.sidecars.parse(file).not_before or self._since(file, "delayed")
+
+    def changed(self, path: str) -> int:
+        """Return when a file was renamed or changed, in ms; now if it is gone."""
+        return reading.changed_ms(path, gone=self.now)  # RACE: a message may move on after the listing
+
+    # -- who holds what ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def signs(self) -> Signs:
+        """The signs of life of its consumers, read after the claims."""
+        return Signs(self.context.layout.consumers)
+
+    @cached_property
+    def holders(self) -> list[Holder]:
+        """Who holds messages, those first who have held one for the longest."""
+        found: dict[tuple[str, str], list[Claim | None]] = {}
+        for file in self.claimed:
+            claim = file.claim
+            who = ("a script", "") if claim is None else (claim.owner, "")
+            if claim is not None and claim.ours:
+                who = (client_of(claim.subscription), claim.subscription)
+            found.setdefault(who, []).append(claim)
+        held = [Holder(*who, len(claims), *self._oldest_of(claims)) for who, claims in found.items()]
+        return sorted(held, key=lambda holder: holder.since)
+
+    def _oldest_of(self, claims: list[Claim | None]) -> tuple[int, str]:
+        """Return since when the first of some claims is as it is, and its status."""
+        ours = [claim for claim in claims if claim is not None and claim.ours]
+        if not ours:
+            paths = [claim.path for claim in claims if claim is not None]
+            return min(map(self.changed, paths), default=self.now), "script"
+        since, claim = min(((self.changed(claim.path), claim) for claim in ours), key=itemgetter(0))
+        return since, claim_status(claim, self.signs, self.now)
+
+    # -- elsewhere -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def routed(self) -> dict[str, int]:
+        """How many messages lie in each folder of routing/ that has any."""
+        return routes.routed(self.context.layout, self.context.config.ignore)
+
+    @cached_property
+    def given(self) -> list[tuple[Row, str]]:
+        """The messages that are on their way to other file systems: the row, and the file name there."""
+        return list(given_messages(self.context.layout))
+
+    @cached_property
+    def in_transit(self) -> dict[str, int]:
+        """How many messages are on their way to each queue on another file system."""
+        return in_transit(self.context.layout)

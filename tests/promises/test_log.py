@@ -1,0 +1,536 @@
+"""The log: each delivery that ended without an ack is told once, sums are exact, and nothing waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from children import killed_at_each_call
+from forks import die_after, forked
+from helpers import FRESH, Clock, Make, base, make_queue, take
+
+from dropq import Message, Queue, Root, work
+from dropq.cli import log as cli_log
+from dropq.cli.main import main
+from dropq.events import log as log_module
+from dropq.events.log import DETAILED, LINE_LIMIT, LISTED, OUTCOMES
+from dropq.events.reader import Event, Rates, Reader
+from dropq.storage.files import Storage
+
+
+def events(queue: Queue, **chosen: Any) -> list[Event]:
+    """What the log of a queue says, without sums."""
+    return [event for event in Reader(queue.layout.log).events(**chosen) if event.event != "sum"]
+
+
+def told(queue: Queue) -> list[tuple[str, object]]:
+    """The events of a queue's log, with their reasons; not that it was made."""
+    return [(event.event, event.fields.get("reason")) for event in events(queue) if event.event != "created"]
+
+
+def sums(queue: Queue) -> Counter[str]:
+    """All that the sums in a queue's log count."""
+    found = Counter[str]()
+    for event in Reader(queue.layout.log).events():
+        if event.event == "sum":
+            found += Counter({key: int(value) for key, value in event.fields.items() if key in OUTCOMES})
+    return found
+
+
+def file_of(queue: Queue) -> Path:
+    """The one file of a queue's log."""
+    (path,) = (base(queue) / ".dropq" / "log").iterdir()
+    return path
+
+
+def sent(queue: Queue, count: int = 1) -> list[Message]:
+    """Send messages, and claim them."""
+    for _ in range(count):
+        queue.send(b"x")
+    return [take(queue) for _ in range(count)]
+
+
+# -- each delivery is told once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "options", "wanted"),
+    [
+        (lambda message: message.ack(), {}, []),
+        (lambda message: message.nack(), {}, [("returned", "nack")]),
+        (lambda message: message.fail("f"), {"redelivery_attempts": 1}, [("returned", "failed")]),
+        (lambda message: message.fail("f"), {}, [("failed", "failed")]),
+        (lambda message: message.reject("r"), {}, [("rejected", "rejected")]),
+        (lambda message: message.expire(), {}, [("expired", "forced_expire")]),
+        (lambda message: message.nack(), {"max_deliveries": 1}, [("failed", "max_deliveries")]),
+        (lambda message: message.fail("f"), {"exhausted": "expired"}, [("expired", "failed")]),
+        (lambda message: message.release(), {}, [("returned", "released")]),
+        (lambda message: message.release(counted=False), {}, []),
+        (lambda message: message.extend(60), {}, []),
+    ],
+)
+def test_a_delivery_that_ends_without_an_ack_has_one_line(
+    make: Make, end: Callable[[Message], None], options: dict[str, Any], wanted: list[tuple[str, str]]
+) -> None:
+    queue = make(**options)
+    (message,) = sent(queue)
+    owner = message.owner
+    end(message)
+    assert told(queue) == wanted
+    for event in events(queue)[1:]:
+        assert event.fields["id"] == message.id
+        assert event.fields["owner"] == owner
+        assert event.fields["delivery"] == 1
+        assert 0 <= float(event.fields["seconds"]) < 60
+
+
+def test_each_failed_try_is_told_with_its_reason_and_its_traceback(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = make(redelivery_attempts=2)
+    queue.send(b"x")
+    tries = iter((ValueError("first"), KeyError("second"), None))
+
+    def handle(message: Message) -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    work(queue, handle, until_empty=True)
+    while queue.counts()["target"]:
+        work(queue, handle, until_empty=True)
+    (first, second) = events(queue)[1:]
+    assert [event.fields["detail"] for event in (first, second)] == ["ValueError: first", "KeyError: 'second'"]
+    assert "Traceback" in str(first.fields["traceback"])
+    (message,) = queue.browse("processed")
+    assert main(["--root", queue.root.path, "show", "q", message.id]) == 0
+    shown = capsys.readouterr().out
+    assert "ValueError: first" in shown and "KeyError" in shown
+    assert f"log_begins\t{datetime.now(UTC):%Y-%m-%d}" in shown
+    assert main(["--root", queue.root.path, "--json", "show", "q", message.id]) == 0
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [each["delivery"] for each in record["log"]] == [1, 2]
+    assert record["log"][0]["by"] and record["log"][0]["owner"]
+
+
+def test_what_a_sweep_brings_back_is_told_once_by_whichever_sweep_was_first(make: Make, clock: Clock) -> None:
+    queue = make(lease_period="10s", timing=FRESH)
+    queue.send(b"x")
+    with queue.subscribe() as subscription:
+        subscription.receive()
+        clock.advance(60)
+        reopened = [Root(queue.root.path, clock=clock).queue("q") for _ in range(2)]
+        for each in reopened:
+            each.sweep()
+    assert told(queue) == [("returned", "lease")]
+
+
+def test_what_a_dead_holder_held_is_told_as_dead(make: Make) -> None:
+    queue = make(timing=FRESH)
+    queue.send(b"x")
+
+    die_after(lambda: queue.subscribe().receive())
+    queue.sweep()
+    assert told(queue) == [("returned", "dead")]
+
+
+def test_what_administrators_do_is_told_with_each_id(make: Make) -> None:
+    queue = make()
+    other = queue.root.create_queue("other", durability="none")
+    ids = [queue.send(b"x").id for _ in range(4)]
+    take(queue).reject("r")
+    queue.requeue()
+    queue.move(other, ids=[ids[1]])
+    queue.purge([ids[2]], state="target")
+    queue.expire([ids[3]])
+    queue.pause()
+    queue.resume()
+    found = [(event.event, event.fields.get("id"), event.fields.get("to")) for event in events(queue)]
+    assert found == [
+        ("created", None, None),
+        ("rejected", ids[0], None),
+        ("requeued", ids[0], "q"),
+        ("moved", ids[1], "other"),
+        ("purged", ids[2], None),
+        ("expired", ids[3], None),
+        ("paused", None, None),
+        ("resumed", None, None),
+    ]
+    queue.close()
+    assert sums(queue) == {"rejected": 1, "moved": 1, "removed": 1, "expired": 1}
+
+
+def test_what_is_pruned_is_told_by_its_number(make: Make) -> None:
+    queue = make()
+    for message in sent(queue, 3):
+        message.ack()
+    queue.prune(keep_count=1)
+    (event,) = (each for each in events(queue) if each.event == "pruned")
+    assert (event.fields["count"], event.fields["state"]) == (2, "processed")
+
+
+def test_a_dead_letter_says_where_it_went(make: Make) -> None:
+    queue = make(dead_letter_queue="letters", exhausted="dead-letter")
+    queue.root.create_queue("letters", durability="none")
+    sent(queue)[0].fail("f")
+    (event,) = events(queue)[1:]
+    assert (event.event, event.fields["reason"], event.fields["to"]) == ("dead-letter", "failed", "letters")
+
+
+def test_records_that_fail_are_told_and_their_bundle_ends_once(make: Make) -> None:
+    queue = make(log="all")
+    queue.send(b"1\n2\n3\n4\n", type="jsonl")
+    message = take(queue)
+    for record in message.records():
+        record.reject("odd") if record.number % 2 else record.ack()
+    found = told(queue)
+    assert found == [("rejected", "rejected"), ("rejected", "rejected"), ("acked", None)]
+    queue.close()
+    assert sums(queue) == {"acked": 1}
+
+
+def test_a_barrier_ends_once_for_all_its_holders(make: Make) -> None:
+    queue = make(barrier_expression="1 = 1", log="all")
+    subscriptions = [queue.subscribe() for _ in range(3)]
+    queue.send(b"x")
+    for subscription in subscriptions:
+        message = subscription.receive(5)
+        assert message is not None
+        message.ack()
+    assert told(queue) == [("acked", None)]
+    for subscription in subscriptions:
+        subscription.close()
+    assert sums(queue) == {"acked": 1}
+
+
+def test_a_publish_ends_once_in_its_topic_and_once_in_each_subscription(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    topic = root.create_topic("t", durability="none", log="all")
+    with topic.subscribe("s", client_id="c") as subscription:
+        topic.publish(b"x")
+        message = subscription.receive(5)
+        assert message is not None
+        message.ack()
+        theirs = subscription._context.layout.log
+    topic.close()
+    of_topic = [event.event for event in Reader(f"{tmp_path}/topic-root/t/.incoming/.dropq/log").events()]
+    assert Counter(of_topic) == {"moved": 1, "sum": 1}
+    assert [event.fields["acked"] for event in Reader(theirs).events() if event.event == "sum"] == [1]
+
+
+def test_log_off_writes_nothing_and_all_has_acks(make: Make, tmp_path: Path) -> None:
+    off, everything = make(log="off"), Root.create(tmp_path / "all").create_queue("q", log="all", durability="none")
+    for queue in (off, everything):
+        for message, end in zip(sent(queue, 3), ("ack", "nack", "ack"), strict=True):
+            getattr(message, end)()
+        queue.close()
+    assert os.listdir(off.layout.log) == []
+    assert Counter(event.event for event in events(everything)) == {"created": 1, "acked": 2, "returned": 1}
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_threads_and_processes_are_exact(make: Make) -> None:
+    queue = make()
+    queue.send_many([b"x"] * 400)
+
+    def consume() -> None:
+        own = Root(queue.root.path).queue("q")
+        with own.subscribe() as subscription:
+            while (message := subscription.receive(0)) is not None:
+                message.ack()
+
+    def process() -> None:
+        threads = [threading.Thread(target=consume) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    children = [subprocess.Popen([sys.executable, "-c", _CONSUME, queue.root.path]) for _ in range(2)]
+    process()
+    for child in children:
+        assert child.wait(60) == 0
+    queue.close()
+    assert queue.counts()["processed"] == 400
+    assert sums(queue)["acked"] == 400
+
+
+_CONSUME = """
+import sys
+from dropq import Root
+queue = Root(sys.argv[1]).queue("q")
+while (message := queue.receive(0)) is not None:
+    message.ack()
+"""  # its end tells the rest
+
+
+def test_a_fork_does_not_tell_again_what_its_parent_has_counted(make: Make) -> None:
+    queue = make()
+    sent(queue)[0].ack()
+
+    def child() -> None:
+        mine = queue.root.queue("q")
+        mine.send(b"x")
+        message = mine.receive()
+        assert message is not None
+        message.ack()
+        mine.close()
+
+    forked(child)
+    queue.close()
+    assert sums(queue) == {"acked": 2}
+
+
+def test_a_sum_is_written_when_ten_seconds_have_passed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    first, second, third = sent(queue, 3)
+    first.ack()
+    assert sums(queue) == {}
+    monkeypatch.setattr(log_module, "SUM_INTERVAL", 0.0)
+    second.ack()
+    assert sums(queue) == {"acked": 2}
+    monkeypatch.undo()
+    third.ack()
+    queue.close()
+    assert sums(queue) == {"acked": 3}
+
+
+def test_rates_are_those_of_the_last_minute(make: Make, clock: Clock) -> None:
+    queue = make()
+    folder = base(queue) / ".dropq" / "log"
+    now = datetime.now(UTC)
+
+    def line(ago: float, over: float, **counts: int) -> str:
+        time = (now - timedelta(seconds=ago)).isoformat()
+        return json.dumps({"time": time, "event": "sum", "pid": 7, "over": over, **counts}) + "\n"
+
+    lines = (line(90, 10, acked=1000), line(50, 20, acked=100, returned=7), line(5, 10, acked=40, failed=20))
+    (folder / f"{now:%Y%m%d}-other-0.jsonl").write_text("".join(lines))
+    rates = Rates(str(folder))
+    rates.read(now)
+    assert rates.out(now) == pytest.approx((50 + 60) / 60)
+    assert rates.by_holder(now) == {("other", 7): pytest.approx((50 + 60) / 60)}
+    assert sum(rates.totals.values()) == 0
+    with open(folder / f"{now:%Y%m%d}-other-0.jsonl", "a") as file:
+        file.write(line(0, 1, rejected=5))
+    rates.read(now)
+    assert rates.totals["rejected"] == 5
+
+
+# -- nothing waits for it ----------------------------------------------------------------------------------------
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def _broken(path: Path) -> None:
+    path.symlink_to(path.with_name("nowhere"))
+
+
+HINDRANCES: dict[str, Callable[[Path], object]] = {
+    "a link": _link,
+    "a broken link": _broken,
+    "a fifo": os.mkfifo,
+    "a folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("hindrance", HINDRANCES)
+def test_what_lies_in_place_of_todays_file_hinders_no_message(
+    make: Make, hindrance: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make()
+    path = file_of(queue)
+    path.unlink()
+    HINDRANCES[hindrance](path)
+    for message in sent(queue, 3):
+        message.reject("r")
+    assert queue.counts()["error"] == 3
+    assert sum("what goes by is not in the log" in record.message for record in caplog.records) == 1
+    assert list(Reader(queue.layout.log).events()) == []
+    assert hindrance != "a link" or "dropq" not in Path("/etc/passwd").read_text()
+
+
+def test_a_full_disk_and_a_missing_folder_hinder_no_message(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+
+    def full(self: Storage, path: str, line: Callable[[int], bytes]) -> None:
+        raise OSError(28, os.strerror(28), path)
+
+    monkeypatch.setattr(Storage, "append", full)
+    sent(queue)[0].reject("r")
+    monkeypatch.undo()
+    file_of(queue).unlink()
+    (base(queue) / ".dropq" / "log").rmdir()
+    sent(queue)[0].reject("r")
+    assert told(queue) == [("rejected", "rejected")]
+
+
+def test_a_large_file_gets_no_details_and_at_last_only_acts_and_sums(make: Make) -> None:
+    queue = make()
+    path = file_of(queue)
+    os.truncate(path, DETAILED)
+    sent(queue)[0].reject("r", traceback="t")
+    with open(path, "rb") as file:
+        file.seek(DETAILED)
+        (line,) = file.read().splitlines()
+    assert b"rejected" in line and b"traceback" not in line
+    os.truncate(path, LISTED)
+    sent(queue)[0].reject("r")
+    queue.pause()
+    with open(path, "rb") as file:
+        file.seek(LISTED)
+        assert [json.loads(line)["event"] for line in file] == ["paused"]
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 50_000, "\udcff" * 50_000, "\\" * 40_000])
+def test_a_line_is_bounded_whatever_is_said(make: Make, text: str) -> None:
+    queue = make()
+    sent(queue)[0].reject(text, traceback=text, stderr=text, exit_status=3, other=[1])
+    line = file_of(queue).read_bytes().splitlines(keepends=True)[-1]
+    assert len(line) <= LINE_LIMIT
+    said = json.loads(line)
+    assert said["exit_status"] == 3 and said["traceback"] and text.endswith(said["traceback"])
+    assert "other" not in said
+
+
+LIES = [
+    b'{"time": "2026-01-01T00:00:00+00:00", "event": "failed", "by": "root", "id": "a"}\n',
+    b'{"time": "2026-01-01T00:00:00+00:00", "event": "sum", "acked": 1e999, "over": 1}\n',
+    b'{"time": "2026-01-01T00:00:00+00:00", "event": "sum", "acked": -5, "over": "x"}\n',
+    b'{"time": "never", "event": "failed"}\n',
+    b'{"time": "2026-01-01T00:00:00+00:00", "event": "\\u001b[31m"}\n',
+    b"[" * 100_000 + b"\n",
+    b"\xff\xfe\x00\n",
+    b"x" * (3 * LINE_LIMIT) + b"\n",
+    b"[]\n",
+    b'{"event": "failed"}\n',
+]
+
+
+def test_a_strangers_lines_are_told_as_his_or_not_at_all(make: Make) -> None:
+    queue = make()
+    with open(file_of(queue), "ab") as file:
+        file.write(b"".join(LIES) + b'{"time": "torn')
+    found = {event.event: event for event in Reader(queue.layout.log).events()}
+    assert found.keys() == {"created", "failed", "sum"}
+    assert found["failed"].by == found["created"].by
+    assert not {"acked", "over"} & found["sum"].fields.keys()
+    assert main(["--root", queue.root.path, "log", "q"]) == 0
+
+
+def test_lines_of_several_hosts_are_told_by_time(make: Make) -> None:
+    queue = make()
+    folder = base(queue) / ".dropq" / "log"
+    hosts = [[f"2026-01-0{day}T00:00:{second:02}+00:00" for day in (1, 2) for second in (s, s + 20)] for s in (1, 2)]
+    for host, times in enumerate(hosts):
+        for time in times:
+            with open(folder / f"{time[:10].replace('-', '')}-host{host}-0.jsonl", "a") as file:
+                file.write(json.dumps({"time": time, "event": "paused"}) + "\n")
+    found = [event.time for event in events(queue) if event.event == "paused"]
+    assert found == sorted(found) and len(found) == 8
+    since = datetime(2026, 1, 2, 0, 0, 10, tzinfo=UTC)
+    assert len([event for event in events(queue, since=since) if event.event == "paused"]) == 2
+
+
+def test_a_reader_tells_only_what_is_new_and_finds_a_file_that_was_replaced(make: Make) -> None:
+    queue = make()
+    reader = Reader(queue.layout.log)
+    assert [event.event for event in reader.events()] == ["created"]
+    assert list(reader.events()) == []
+    queue.pause()
+    assert [event.event for event in reader.events()] == ["paused"]
+    file_of(queue).write_bytes(b"")
+    queue.resume()
+    assert [event.event for event in reader.events()] == ["resumed"]
+
+
+def test_a_sweep_removes_what_is_older_than_log_age(make: Make, clock: Clock) -> None:
+    queue = make(log_age="1d")
+    other = base(queue) / ".dropq" / "log" / "notes.txt"
+    other.write_text("a person's")
+    clock.advance(86_000)
+    queue.sweep()
+    assert told(queue) == [] and len(events(queue)) == 1
+    clock.advance(1000)
+    queue.sweep()
+    assert os.listdir(other.parent) == [other.name]
+
+
+def test_a_crash_before_any_call_of_a_reject_or_of_its_log_leaves_one_message(tmp_path: Path, clock: Clock) -> None:
+    made = count()
+
+    def build() -> Queue:
+        queue = make_queue(tmp_path / f"root-{next(made)}", clock=clock, timing=FRESH)
+        shutil.rmtree(queue.layout.log)
+        queue.send(b"x")
+        return queue
+
+    def reject(queue: Queue) -> None:
+        message = queue.receive()
+        assert message is not None
+        message.reject("r")
+        queue.close()
+
+    for queue in killed_at_each_call(build, reject):
+        queue.sweep()
+        assert sum(queue.counts().values()) == 1
+        rejected = [event for event in events(queue) if event.event == "rejected"]
+        assert len(rejected) <= queue.counts()["error"]
+
+
+def test_log_prints_what_matches_and_says_so_where_nothing_does(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = make()
+    first, second = sent(queue, 2)
+    first.reject("one\ttwo")
+    second.nack()
+    command = ["--root", queue.root.path, "log", "q"]
+
+    def printed(*argv: str) -> tuple[int, list[str]]:
+        code = main([*command, *argv])
+        return code, capsys.readouterr().out.splitlines()
+
+    code, lines = printed("--id", first.id)
+    assert code == 0 and len(lines) == 1
+    assert lines[0].split("\t")[1:6] == ["rejected", first.id, "1", lines[0].split("\t")[4], "rejected: one\\x09two"]
+    assert [line.split("\t")[1] for line in printed("-n", "1")[1]] == ["returned"]
+    assert [line.split("\t")[1] for line in printed("--event", "created", "--event", "returned")[1]] == [
+        "created",
+        "returned",
+    ]
+    assert len(printed("--since", "1h")[1]) == 3
+    assert printed("--since", "2999-01-01") == (1, [])
+    assert printed("--id", "nobody") == (1, [])
+    assert printed("--event", "nothing")[0] == 2
+    assert printed("--since", "yesterday")[0] == 2
+
+
+def test_log_follows_what_comes(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = make()
+    comes = iter((queue.pause, queue.resume))
+
+    def sleep(seconds: float) -> None:
+        try:
+            next(comes)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(cli_log, "time", SimpleNamespace(sleep=sleep))
+    assert main(["--root", queue.root.path, "log", "q", "-f", "-n", "0"]) == 130
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["paused", "resumed"]
