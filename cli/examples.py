@@ -20,6 +20,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
     "log": ("dropq log orders --since 1h", "dropq log -f orders --event failed --event rejected"),
+    "top": ("dropq top", "dropq top orders --interval 1s", "dropq top --json -n 1"),
+    "metrics": (
+        "dropq metrics",
+        "dropq metrics --listen 127.0.0.1:9590",
+        "dropq metrics --textfile dropq.prom",
+    ),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
     "graph": ("dropq graph", "dropq graph --format mermaid"),
     "send": (

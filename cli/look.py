@@ -25,7 +25,7 @@ from . import output
 from .log import deliveries, words
 from .options import Filter, MessageId, QueueName, QueueNames, QueueOrRoot, State, argument, duration, option, state
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, arguments, telling_where
+from .shell import Shell, UsageError, arguments, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -65,6 +65,8 @@ PLAIN = {
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
 #: The same of `ls`.
 SPARE_COUNTS = ("working", "processed", "expired")
+#: The columns of `ls --ages`, one for each of the look's ages: at most so old, and older than the one before.
+AGE_NAMES = ("1s", "10s", "1m", "10m", "1h", "6h", "1d", "older")
 #: How many messages are searched for the properties that a filter names.
 CHECKED = 1000
 #: Bytes of a body that `show` shows on a terminal.
@@ -80,19 +82,33 @@ def ls(
         bool, option("--all, -a", "List temporary queues, too, in which requesters wait for answers.")
     ] = False,
     header: Annotated[bool, option("--header", "Begin with a line of the columns' names, as a table does.")] = False,
+    ages: Annotated[bool, option("--ages", "Count the messages of one queue by their ages.")] = False,
+    by: Annotated[
+        str | None, option("--by NAME", "With --ages, a line for each value of a property, or for each `type`.")
+    ] = None,
+    state: Annotated[State, state("With --ages, the state to count.")] = "target",
 ) -> int:
     """List queues, with the number of messages in each state.
 
+    With --ages it reads names alone: it tells which type, or which customer, makes up a backlog, and since when.
     Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder. `in_transit` counts
     those on their way to other file systems; with --json, for each queue that they go to.
     """
     shell = Shell(ctx)
+    if ages:
+        return _ages(shell, queues, by, state, header=header)
+    if by is not None:
+        raise UsageError("--by goes with --ages")
     records: list[dict[str, object]] = []
+
+    from dropq.diagnosis.standing import Standing
 
     def count(name: str) -> None:
         queue = shell.queue(name)
-        elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
-        records.append({"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused})
+        with queue.context.error_context("nothing was changed"):
+            found = Standing(queue.context)
+            elsewhere = {"routed": found.routed, "in_transit": found.in_transit}
+        records.append({"queue": queue.name, **found.counts, **elsewhere, "paused": queue.paused})
 
     found = shell.queues(queues) + ([] if queues else away_names(shell.root.context))
     names = found if queues or everything else [name for name in found if not is_temporary(name)]
@@ -113,6 +129,23 @@ def ls(
     return code
 
 
+def _ages(shell: Shell, queues: list[str] | None, by: str | None, state: str, *, header: bool) -> int:
+    if queues is None or len(queues) != 1:
+        raise UsageError("--ages is of one queue: name it")
+    from dropq.diagnosis.standing import ages_by
+
+    queue = shell.queue(queues[0])
+    with queue.context.error_context("nothing was changed"):
+        found = ages_by(queue.context, state, by)
+    what = by or "queue"
+    records: list[Record] = [
+        {what: queue.name if by is None else value, "count": sum(counts), **dict(zip(AGE_NAMES, counts, strict=True))}
+        for value, counts in found.items()
+    ]
+    shell.show(records, (what, "count", *AGE_NAMES), header=header)
+    return OK
+
+
 def _show_elsewhere(records: list[dict[str, object]], column: str, *, as_json: bool) -> None:
     """Leave a column out where nothing is in it. Outside of JSON, sum it up, for all queues or for none."""
     found = [cast(dict[str, int], record[column]) for record in records]
@@ -129,6 +162,10 @@ def health(
     max_age: Annotated[float | None, duration("--max-age", "How long a message may wait.")] = None,
     max_count: Annotated[int | None, option("--max-count N", "How many messages may wait in target/.", min=0)] = None,
     max_error: Annotated[int, option("--max-error N", "How many messages may lie in error/.", min=0)] = 0,
+    still: Annotated[
+        float | None,
+        duration("--still", "For how long messages may wait while nobody takes one; a note says so after 1m."),
+    ] = None,
 ) -> int:
     """Report whether queues are healthy, and why not.
 
@@ -140,10 +177,12 @@ def health(
     shell = Shell(ctx)
     reports: Iterable[Health]
     if name is None:
-        reports = health_root(shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error)
+        reports = health_root(
+            shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error, still=still
+        )
     else:
         queue = shell.root.queue(unescape(name))
-        reports = [queue.health(max_age=max_age, max_count=max_count, max_error=max_error)]
+        reports = [queue.health(max_age=max_age, max_count=max_count, max_error=max_error, still=still)]
     codes: list[int] = []
 
     def records() -> Iterator[Record]:

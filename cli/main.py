@@ -24,8 +24,7 @@ COMMANDS = {
     "Set-up": dict.fromkeys(("init", "create", "delete", "doctor", "config"), "setup"),
     "Look": {
         **dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"),
-        "graph": "graph",
-        "log": "log",
+        **{"graph": "graph", "log": "log", "top": "monitoring", "metrics": "monitoring"},
     },
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 from dropq import errors
 
 if TYPE_CHECKING:
-    from .table import Column
+    from .table import Column, Table
 
 #: A record: the values of one line of output, by snake_case key.
 Record = Mapping[str, object]
@@ -257,12 +257,9 @@ def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequenc
 
     The same heading as `above`, which was printed last, is not printed again.
     """
-    from .table import Table
-
-    filled = [column for column in (_column(records, key) for key in columns) if any(column.cells)]
-    if not filled:
+    table = _table(records, columns, spare)
+    if table is None:
         return above
-    table = Table(filled, spare)
     if not table.fits:
         put("\n\n".join(block(record, columns) for record in records))
         return above
@@ -270,6 +267,24 @@ def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequenc
     if table.left_out and table.heading != above:
         note(f"left out: {', '.join(table.left_out)}; --json or a wider terminal shows all")
     return table.heading
+
+
+def table_lines(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str] = ()) -> list[str]:
+    """Return the lines of what `show_table` prints."""
+    table = _table(records, columns, spare)
+    if table is None:
+        return []
+    if not table.fits:
+        return "\n\n".join(block(record, columns) for record in records).splitlines()
+    return table.lines()
+
+
+def _table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str]) -> Table | None:
+    """Lay out a table without its empty columns; return None if it has no others."""
+    from .table import Table
+
+    filled = [column for column in (_column(records, key) for key in columns) if any(column.cells)]
+    return Table(filled, spare) if filled else None
 
 
 def block(record: Record, columns: Sequence[str]) -> str:

@@ -127,6 +127,12 @@ class Table:
         """The heading, as text."""
         return "\n".join(line.plain for line in self._heading())
 
+    def lines(self) -> list[str]:
+        """Return the table with its heading, as the terminal takes it."""
+        with self._console.capture() as captured:
+            self.print()
+        return captured.get().splitlines()
+
     def print(self, *, heading: bool = True) -> None:
         """Print the table, with its heading or without."""
         for line in (*(self._heading() if heading else ()), *self._rows()):

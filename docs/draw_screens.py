@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ ACROSS, DOWN, MARGIN = 8.4, 19, 14
 #: A terminal's red and yellow by their numbers, for a dark ground.
 COLOURS = {1: "#ff7b7b", 3: "#f0c674"}
 
+#: What moves the cursor and clears the screen.
+MOVES = re.compile(r"\x1b\[(?:\?1049[hl]|[HJK])")
+
 #: What a session does unseen, then the commands that are shown.
 SESSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "work": (
@@ -38,6 +42,22 @@ SESSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         chmod +x handle
         """,
         ("dropq work orders --until-empty -- ./handle", "dropq ls orders"),
+    ),
+    "top": (
+        """
+        for queue in orders invoices imports nightly; do dropq create $queue --set redelivery_attempts=0; done
+        dropq create small --set max_unprocessed=3
+        seq 400 | dropq send orders --lines
+        dropq work orders --until-empty -j 4 -q -- true
+        seq 12 | dropq send orders --lines
+        dropq receive orders -n 4 --lease 5m
+        seq 3 | dropq send invoices --lines
+        dropq work invoices --until-empty -q -- false || true
+        seq 90 | dropq send nightly --lines
+        dropq pause nightly
+        seq 3 | dropq send small --lines
+        """,
+        ("dropq top -n 1",),
     ),
     "explain": (
         """
@@ -68,7 +88,7 @@ def ran(script: str, folder: Path, *, shown: bool) -> str:
     text = b"".join(chunks(leader))
     os.close(leader)
     child.wait()
-    return text.decode().replace("\r\n", "\n")
+    return MOVES.sub("", text.decode().replace("\r\n", "\n"))
 
 
 def chunks(leader: int) -> Iterator[bytes]:
@@ -119,9 +139,10 @@ def drawn(session: str) -> str:
 def main() -> None:
     """Run the sessions and draw each."""
     for name, (unseen, commands) in SESSIONS.items():
-        with tempfile.TemporaryDirectory(prefix="dropq-screen-") as folder:
-            ran(f"dropq init . && {unseen.strip()}", Path(folder), shown=False)
-            shown = (f"$ {command}\n{ran(command, Path(folder), shown=True)}" for command in commands)
+        with tempfile.TemporaryDirectory(prefix="dropq-screen-") as above:
+            (folder := Path(above) / "work").mkdir()
+            ran(f"dropq init . && {unseen.strip()}", folder, shown=False)
+            shown = (f"$ {command}\n{ran(command, folder, shown=True)}" for command in commands)
             (DOCS / f"screen-{name}.svg").write_text(drawn("\n".join(shown)))
 
 

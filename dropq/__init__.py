@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.graph_parts import Edge, Node
     from dropq.diagnosis.health import Health, Reason
+    from dropq.diagnosis.overview import Look
+    from dropq.diagnosis.standing import Holder
     from dropq.errors import (
         BacklogReached,
         ConfigError,
@@ -59,10 +61,12 @@ __all__ = [
     "Graph",
     "Halt",
     "Health",
+    "Holder",
     "InvalidFilter",
     "InvalidName",
     "LeaseLost",
     "Left",
+    "Look",
     "Message",
     "NoSuchMessage",
     "NoSuchQueue",
@@ -105,7 +109,9 @@ _HOMES = {
     "Graph": "diagnosis.graph",
     "Halt": "worker.loop",
     "Health": "diagnosis.health",
+    "Holder": "diagnosis.standing",
     "Left": "worker.loop",
+    "Look": "diagnosis.overview",
     "Message": "queue.message",
     "Node": "diagnosis.graph_parts",
     "Out": "queue.outputs",

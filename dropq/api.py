@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
+    from dropq.diagnosis.overview import Look
     from dropq.lifecycle.ephemeral import EphemeralMarker
     from dropq.queue.bundling import RecordWriter
     from dropq.queue.outputs import Destinations
@@ -242,12 +243,17 @@ class Root:
         return tidy(self.context)
 
     def health(
-        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 0
+        self,
+        *,
+        max_age: Duration | None = None,
+        max_count: int | None = None,
+        max_error: int | None = 0,
+        still: Duration | None = None,
     ) -> list[Health]:
         """Report whether each queue is well, and why not, ordered by name; report queues that cannot be opened, too.
 
         Args:
-            max_age, max_count, max_error: as for `Queue.health`.
+            max_age, max_count, max_error, still: as for `Queue.health`.
 
         Raises:
             StorageError: the root cannot be listed.
@@ -255,7 +261,23 @@ class Root:
         from dropq.diagnosis.health import health_root
 
         with error_context("nothing was changed"):
-            return list(health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error))
+            return list(
+                health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
+            )
+
+    def overview(self) -> list[Look]:
+        """Look at each queue, four at a time: counts, ages, holders, rates, what is wrong, and why it stands still.
+
+        A queue that cannot be read, or does not answer within 5 s, has an error in its health. The rate of what comes
+        takes two looks: `dropq top` keeps looking. Nothing is changed.
+
+        Raises:
+            StorageError: the root cannot be listed.
+        """
+        from dropq.diagnosis.overview import overview
+
+        with error_context("nothing was changed"):
+            return overview(self.context)
 
     def graph(self) -> Graph:
         """Return the queues of the root, how messages go from one to another, and what is stuck and why.
@@ -981,7 +1003,12 @@ class Queue(Sender):
         return fsck(self.root.context, self.name, repair=repair)
 
     def health(
-        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 0
+        self,
+        *,
+        max_age: Duration | None = None,
+        max_count: int | None = None,
+        max_error: int | None = 0,
+        still: Duration | None = None,
     ) -> Health:
         """Report whether the queue is well, and why not; change nothing.
 
@@ -989,13 +1016,16 @@ class Queue(Sender):
             max_age: how long a message may wait; None sets no limit.
             max_count: how many messages may wait in target/; None sets no limit.
             max_error: how many messages may lie in error/; None sets no limit.
+            still: for how long messages may wait while nobody takes or settles one; None only notes it, after a minute.
 
         Raises:
             NoSuchQueue: there is no such queue; any other error is in the result.
         """
         from dropq.diagnosis.health import health
 
-        return health(self.root.context, self.name, max_age=max_age, max_count=max_count, max_error=max_error)
+        return health(
+            self.root.context, self.name, max_age=max_age, max_count=max_count, max_error=max_error, still=still
+        )
 
     def doctor(self) -> list[Diagnosis]:
         """Report whether the queue's file system is fit for dropq, and what this user may do in the queue.

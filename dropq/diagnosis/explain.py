@@ -99,6 +99,11 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
             yield from _in_transit(settlement, filter)
 
 
+def why_waits(context: QueueContext, file: str) -> Decision:
+    """Return the first reason why no consumer gets a message of target/, which is named by its file."""
+    return _Snapshot(context).waiting(context.sidecars.file(file, context.layout.target))
+
+
 class _Snapshot:
     """What stands between a queue's messages and its consumers at this moment."""
 

@@ -15,12 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
+from typing import NamedTuple
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
+from dropq.diagnosis.explain import why_waits
 from dropq.diagnosis.standing import Standing
 from dropq.diagnosis.work_checks import Workers, waiting_for_each_other
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError, Unavailable
+from dropq.events.reader import Rates
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.claims import ZMQ, client_of
@@ -41,6 +44,7 @@ from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
 from dropq.staging import jobs
 from dropq.storage import reading
+from dropq.storage.clock import utc
 from dropq.storage.failures import describe
 from dropq.topics.distribution import Distributor
 from dropq.upkeep import self_destruct
@@ -49,6 +53,8 @@ __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", 
 
 #: How many messages may lie in error/ by default: where three files come a night, each failure is reported.
 MAX_ERROR = 0
+#: Seconds for which nobody takes or settles a message before a queue stands still.
+STILL = 60.0
 #: From this many deaths of its holders on, a message is reported.
 DEATHS = 4
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
@@ -73,6 +79,18 @@ class Reason:
     message: str
     figure: float | None = None
     limit: float | None = None
+
+
+class Limits(NamedTuple):
+    """What a queue that is well may have, as `health` takes it, in seconds."""
+
+    max_age: float | None = None
+    max_count: int | None = None
+    max_error: int | None = MAX_ERROR
+    still: float | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -109,6 +127,7 @@ def health(
     max_age: Duration | None = None,
     max_count: int | None = None,
     max_error: int | None = MAX_ERROR,
+    still: Duration | None = None,
 ) -> Health:
     """Report whether a queue is well, and change nothing; None sets no limit.
 
@@ -116,6 +135,7 @@ def health(
         max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due. A
             message that is held without a running lease waits, too: nothing shows that its holder works on it.
         max_count, max_error: how many messages may lie in target/, and in error/.
+        still: for how long messages may wait while nobody takes or settles one; None only notes it, after a minute.
 
     Returns:
         What is wrong with it, also when it cannot be read or its configuration cannot be used.
@@ -123,9 +143,14 @@ def health(
     Raises:
         NoSuchQueue: there is no such queue.
     """
-    age = None if max_age is None else parse_duration(max_age)
+    limits = Limits(
+        None if max_age is None else parse_duration(max_age),
+        max_count,
+        max_error,
+        None if still is None else parse_duration(still),
+    )
     try:
-        return judged(stands(open_queue(root, name)), age, max_count, max_error)
+        return judged(stands(open_queue(root, name)), limits)
     except (DropqError, OSError) as error:
         return unusable(root, name, error)
 
@@ -135,12 +160,10 @@ def stands(context: QueueContext) -> Standing:
     return Standing(context, kept=FILTERED_LOOKED_FOR if context.config.filter is not None else 0)
 
 
-def judged(
-    standing: Standing, max_age: float | None = None, max_count: int | None = None, max_error: int | None = MAX_ERROR
-) -> Health:
-    """Report whether a queue that stands so is well; limits as of `health`, the age in seconds."""
+def judged(standing: Standing, limits: Limits = NO_LIMITS) -> Health:
+    """Report whether a queue that stands so is well."""
     checks = _Checks(standing)
-    reasons, notes = tuple(checks.reasons(max_age, max_count, max_error)), tuple(checks.notes())
+    reasons, notes = tuple(checks.reasons(limits)), tuple(checks.notes(limits))
     return Health(standing.context.name, reasons, notes, standing.counts, standing.oldest_age)
 
 
@@ -150,6 +173,7 @@ def health_root(
     max_age: Duration | None = None,
     max_count: int | None = None,
     max_error: int | None = MAX_ERROR,
+    still: Duration | None = None,
 ) -> Iterator[Health]:
     """Report on each queue of a root, by name; also on those that are too damaged to be opened, or closed to this user.
 
@@ -160,7 +184,7 @@ def health_root(
     """
     for name in queues(root):
         try:
-            yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error)
+            yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
         except NoSuchQueue as error:
             if reading.exists(layouts(root.layout.path, name)[0].home):  # RACE: else it was deleted since the listing
                 yield _unusable(root, name, error)
@@ -253,8 +277,9 @@ class _Checks:
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
-    def reasons(self, max_age: float | None, max_count: int | None, max_error: int | None) -> Iterator[Reason]:
+    def reasons(self, limits: Limits) -> Iterator[Reason]:
         """Yield why the queue is not well."""
+        max_age, max_count, max_error, still = limits
         waiting, failed, age = (
             self._counts["target"],
             self._counts["error"],
@@ -274,6 +299,8 @@ class _Checks:
             text = f"{text}, over the limit of {max_error}" if max_error else text
             way_out = f"`dropq browse {self._name} --state error` says why"
             yield Reason("many-errors", f"{text}; {way_out}", failed, max_error)
+        if still is not None:
+            yield from self._standstill(still)
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
@@ -422,9 +449,33 @@ class _Checks:
             text = f"its workers and those of the queues they send to wait for each other: {' -> '.join(circle)}"
             yield Reason("full-circle", f"{text}; raise max_unprocessed of one, or let other consumers empty it")
 
-    def notes(self) -> Iterator[Reason]:
+    def _standstill(self, limit: float) -> Iterator[Reason]:
+        """Yield that messages have waited for longer than a limit, in seconds, and nobody took or settled one."""
+        oldest = self._standing.waiting.oldest
+        if oldest is None or self._standing.oldest["target"] <= limit:
+            return
+        processing = self._context.layout.processing  # each claim, and each end of one, is a rename there
+        idle = (self._now - reading.written_ms(processing, gone=self._now)) / 1000
+        if idle <= limit or self._moves_on(limit):
+            return
+        text = f"messages wait, and nobody has taken one for {_duration(idle)}"
+        with suppress(Unavailable):  # whoever consumes here is told what is not installed
+            why = why_waits(self._context, oldest[1])
+            text = f"{text}: {why.why}: {why.detail}"
+        yield Reason("still", text, idle, limit)
+
+    def _moves_on(self, limit: float) -> bool:
+        """Return whether messages left in that time without a claim, as by routers, as far as the log tells."""
+        now = utc(self._now)
+        rates = Rates(self._context.layout.log, limit)
+        rates.read(now)
+        return rates.out(now) > 0
+
+    def notes(self, limits: Limits) -> Iterator[Reason]:
         """Yield what is no fault, but explains the queue's state."""
         layout = self._context.layout
+        if limits.still is None:
+            yield from self._standstill(STILL)
         if self._context.is_recovering:
             yield Reason(
                 "recovering",

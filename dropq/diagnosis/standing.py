@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dropq.format import names
 from dropq.format.claims import Claim, client_of
 from dropq.format.layout import ALL_STATES
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.processing import claimed_messages, committed_files
 from dropq.lifecycle.transfers import Row, given_messages, in_transit
 from dropq.policies import routes
 from dropq.storage import reading
-from dropq.storage.liveness import Signs
+
+if TYPE_CHECKING:
+    from dropq.storage.liveness import Signs
 
 #: The ages by which messages are counted, in seconds; the last count is of those that are older.
 AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
@@ -34,6 +35,8 @@ _START = itemgetter(slice(_SECOND))
 
 class Waiting:
     """What the names of one state tell: how many there are, and how old they are, and what health asks of names.
+
+    Ages are told to the second. A foreign name that begins like a coded one, such as 4.1795940105.csv, counts by that.
 
     Args:
         since: returns since when a message counts as waiting there, in ms, by its file name.
@@ -47,8 +50,8 @@ class Waiting:
         self._by_id = by_id
         self._kept = kept
         self.count = 0
-        #: Since when the oldest waits, in ms; None without messages.
-        self.oldest: int | None = None
+        #: Since when the oldest waits, in ms, and its file name; None without messages.
+        self.oldest: tuple[int, str] | None = None
         #: How many are of each age, see AGES.
         self.ages = [0] * (len(AGES) + 1)
         #: How many are dead letters.
@@ -82,22 +85,26 @@ class Waiting:
     def _find_oldest(self, files: list[str], seconds: Mapping[str, int]) -> None:
         """Take in the oldest of names that begin with a second, in ms; ask `since` for as few of them as will do."""
         for start, second in sorted(seconds.items(), key=itemgetter(1)):
-            if self.oldest is not None and second >= self.oldest:
+            if self.oldest is not None and second >= self.oldest[0]:
                 return
             least = min(files) if len({start[0] for start in seconds}) == 1 else ""
-            since = self._since(least) if least.startswith(start) else 0
-            if not second <= since < second + 1000:  # several priorities, or a name of another form
-                since = min(self._since(file) for file in files if file.startswith(start))
-            self.oldest = since if self.oldest is None else min(self.oldest, since)
+            found = (self._since(least) if least.startswith(start) else 0, least)
+            if not second <= found[0] < second + 1000:  # several priorities, or a name of another form
+                found = min((self._since(file), file) for file in files if file.startswith(start))
+            self._take_older(found)
 
     def older_than(self, age: int) -> int:
         """Return how many have waited for longer than one of AGES."""
         return sum(self.ages[AGES.index(age) + 1 :])
 
     def _add_slowly(self, files: list[str]) -> None:
-        for since in map(self._since, files):
+        for file in files:
+            since = self._since(file)
             self._count_age(since, 1)
-            self.oldest = since if self.oldest is None else min(self.oldest, since)
+            self._take_older((since, file))
+
+    def _take_older(self, found: tuple[int, str]) -> None:
+        self.oldest = found if self.oldest is None else min(self.oldest, found)
 
     def _count_age(self, since: int, count: int) -> None:
         self.ages[age_class((self._now - since) / 1000)] += count
@@ -163,8 +170,8 @@ class Standing:
         """Seconds that the oldest message has waited in target/; in delayed/ since it was due; held without a lease."""
         unleased = (file for file in self.claimed if file.claim is None or file.claim.deadline <= self.now)
         since = {
-            "target": self.waiting.oldest,
-            "delayed": self.delayed.oldest,
+            "target": self.waiting.oldest and self.waiting.oldest[0],
+            "delayed": self.delayed.oldest and self.delayed.oldest[0],
             "processing": min((self._since(file.filename, "processing") for file in unleased), default=None),
         }
         late = {state: self.now - ms for state, ms in since.items() if ms is not None}
@@ -197,6 +204,8 @@ class Standing:
     @cached_property
     def signs(self) -> Signs:
         """The signs of life of its consumers, read after the claims."""
+        from dropq.storage.liveness import Signs  # here, as `ls` needs no locks
+
         return Signs(self.context.layout.consumers)
 
     @cached_property
@@ -214,6 +223,8 @@ class Standing:
 
     def _oldest_of(self, claims: list[Claim | None]) -> tuple[int, str]:
         """Return since when the first of some claims is as it is, and its status."""
+        from dropq.lifecycle.holders import claim_status
+
         ours = [claim for claim in claims if claim is not None and claim.ours]
         if not ours:
             paths = [claim.path for claim in claims if claim is not None]
@@ -237,3 +248,52 @@ class Standing:
     def in_transit(self) -> dict[str, int]:
         """How many messages are on their way to each queue on another file system."""
         return in_transit(self.context.layout)
+
+
+#: How many groups `ages_by` tells apart; what is in none of the first is counted together.
+GROUPS = 50
+#: What `ages_by` calls the rest, and the messages of all groups.
+OTHERS, ALL = "other", "total"
+
+
+def ages_by(context: QueueContext, state: str, by: str | None) -> dict[str, list[int]]:
+    """Count the messages of a state by their ages, and by their type or a property; read names alone, as qshape does.
+
+    Args:
+        by: `type`, or the name of a property; None for one group.
+
+    Returns:
+        The counts of each age, see AGES, by the value; a message without it has the value "". The largest groups come
+        first; beyond the first GROUPS values that were met, all count as OTHERS. The last is ALL.
+    """
+    now, folder = context.clock.now_ms(), context.layout.folder(state)
+    groups: dict[str, list[int]] = {}
+    total = [0] * (len(AGES) + 1)
+    for files in reading.message_names(folder, context.config.ignore):
+        for file in files:
+            place = age_class((now - _came(context, state, file)) / 1000)
+            total[place] += 1
+            if by is not None:
+                value = _value(context, file, by)
+                if value not in groups and len(groups) >= GROUPS:
+                    value = OTHERS
+                groups.setdefault(value, [0] * (len(AGES) + 1))[place] += 1
+    rest = groups.pop(OTHERS, None)
+    ordered = dict(sorted(groups.items(), key=lambda group: -sum(group[1])))
+    return {**ordered, **({} if rest is None else {OTHERS: rest}), ALL: total}
+
+
+def _came(context: QueueContext, state: str, file: str) -> int:
+    """Return since when a message counts as waiting, or, where it does not wait, when it was sent, in ms."""
+    if (known := names.since_at_a_glance(file)) is not None:
+        return known
+    name = MessageFile(file).name
+    return name.since or name.timestamp or reading.changed_ms(f"{context.layout.folder(state)}/{file}", gone=0)
+
+
+def _value(context: QueueContext, file: str, by: str) -> str:
+    name = context.sidecars.file(file).name
+    if by == "type":
+        return name.type or ""
+    typed = name.properties.get(by)
+    return "" if typed is None else typed.text

@@ -149,9 +149,10 @@ def user_name(uid: int) -> str:
 
 
 class Rates:
-    """How fast a queue's messages were settled in the last minute, as the sums in its log say."""
+    """How fast a queue's messages were settled in the last `period`, in seconds, as the sums in its log say."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, period: float = RATE_PERIOD) -> None:
+        self._period = period
         self._reader = Reader(folder, back=_RECENT)
         self._sums: deque[Event] = deque()
         #: All that was settled since this was made, by outcome.
@@ -168,7 +169,7 @@ class Rates:
                 for outcome in OUTCOMES:
                     self.totals[outcome] += int(event.fields.get(outcome, 0))
         self._has_begun = True
-        while self._sums and (now - self._sums[0].time).total_seconds() > RATE_PERIOD:
+        while self._sums and (now - self._sums[0].time).total_seconds() > self._period:
             self._sums.popleft()
 
     def out(self, now: datetime) -> float:
@@ -182,8 +183,8 @@ class Rates:
             over = float(event.fields.get("over", 0.0))
             age = (now - event.time).total_seconds()
             # A sum over a time that began before the last minute counts with its part of that minute.
-            share = 1.0 if age + over <= RATE_PERIOD else max(RATE_PERIOD - age, 0.0) / over
+            share = 1.0 if age + over <= self._period else max(self._period - age, 0.0) / over
             settled = sum(int(event.fields.get(outcome, 0)) for outcome in OUTCOMES if outcome != "returned")
             key = (event.host, int(event.fields.get("pid", 0)))
-            rates[key] = rates.get(key, 0.0) + settled * share / RATE_PERIOD
+            rates[key] = rates.get(key, 0.0) + settled * share / self._period
         return rates

@@ -380,7 +380,7 @@ def test_systemd_finds_nothing_wrong_in_the_units(tmp_path: Path) -> None:
         file = tmp_path / text.splitlines()[0].rpartition("/")[2]
         file.write_text(re.sub(r"/opt/dropq/bin/dropq|/usr/local/bin/handle-order", "/bin/sh", text))
     files = sorted(map(str, tmp_path.iterdir()))
-    assert len(files) == 3
+    assert len(files) == 4
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -24,13 +24,14 @@ SAMPLE = Path(__file__).parents[2] / "sample_root"
 VALUES = {
     *("QUEUE", "TO", "ID", "RECEIPT", "FILE", "DIR", "KEY", "KEY=VALUE", "NAME[:TYPE]=VALUE", "TYPE", "TEXT", "N"),
     *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT", "OP", "ROLE", "FORMAT"),
-    *("ADDRESS", "BYTES", "ROW", "EVENT", "TIME"),
+    *("ADDRESS", "BYTES", "ROW", "EVENT", "TIME", "COLUMN"),
 }
 #: Examples that wait for what does not come in a test, or need a message that asks for an answer, or a folder that is
 #: not there.
 UNENDING = (
     "dropq tail -f",
     "dropq log -f",
+    "dropq metrics --",
     "dropq work orders invoices",
     "echo 42 | dropq reply",
     "dropq wait orders --empty",
@@ -38,7 +39,7 @@ UNENDING = (
     "dropq doctor --root /mnt",
 )
 #: Commands that exit with 1 when they find something, or would refuse.
-FINDERS = ("doctor", "log", "health", "fsck", "work", "delete")
+FINDERS = ("doctor", "log", "metrics", "health", "fsck", "work", "delete")
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -114,11 +114,11 @@ def test_each_failed_try_is_told_with_its_reason_and_its_traceback(
     assert [event.fields["detail"] for event in (first, second)] == ["ValueError: first", "KeyError: 'second'"]
     assert "Traceback" in str(first.fields["traceback"])
     (message,) = queue.browse("processed")
-    assert main(["--root", queue.root.path, "show", "q", message.id]) == 0
+    assert main(["--root", str(queue.root.path), "show", "q", message.id]) == 0
     shown = capsys.readouterr().out
     assert "ValueError: first" in shown and "KeyError" in shown
     assert f"log_begins\t{datetime.now(UTC):%Y-%m-%d}" in shown
-    assert main(["--root", queue.root.path, "--json", "show", "q", message.id]) == 0
+    assert main(["--root", str(queue.root.path), "--json", "show", "q", message.id]) == 0
     (record,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert [each["delivery"] for each in record["log"]] == [1, 2]
     assert record["log"][0]["by"] and record["log"][0]["owner"]
@@ -430,7 +430,7 @@ def test_a_strangers_lines_are_told_as_his_or_not_at_all(make: Make) -> None:
     assert found.keys() == {"created", "failed", "sum"}
     assert found["failed"].by == found["created"].by
     assert not {"acked", "over"} & found["sum"].fields.keys()
-    assert main(["--root", queue.root.path, "log", "q"]) == 0
+    assert main(["--root", str(queue.root.path), "log", "q"]) == 0
 
 
 def test_lines_of_several_hosts_are_told_by_time(make: Make) -> None:
@@ -498,7 +498,7 @@ def test_log_prints_what_matches_and_says_so_where_nothing_does(make: Make, caps
     first, second = sent(queue, 2)
     first.reject("one\ttwo")
     second.nack()
-    command = ["--root", queue.root.path, "log", "q"]
+    command = ["--root", str(queue.root.path), "log", "q"]
 
     def printed(*argv: str) -> tuple[int, list[str]]:
         code = main([*command, *argv])
@@ -532,5 +532,5 @@ def test_log_follows_what_comes(
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(cli_log, "time", SimpleNamespace(sleep=sleep))
-    assert main(["--root", queue.root.path, "log", "q", "-f", "-n", "0"]) == 130
+    assert main(["--root", str(queue.root.path), "log", "q", "-f", "-n", "0"]) == 130
     assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["paused", "resumed"]

@@ -1,0 +1,490 @@
+"""The look: what ls, health, top and metrics show is what stands, how old it is, and whether it moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from helpers import FRESH, Clock, Make, make_queue, take, until
+
+from dropq import Look, NoSuchQueue, Queue, Root
+from dropq.cli import output
+from dropq.cli import screen as screen_module
+from dropq.cli.main import main
+from dropq.diagnosis import overview as overview_module
+from dropq.diagnosis.metrics import Exporter, findings
+from dropq.diagnosis.overview import Viewer
+from dropq.diagnosis.standing import Standing, ages_by
+
+
+def look_at(queue: Queue) -> Look:
+    """What one look at a queue shows."""
+    (look,) = overview_module.overview(queue.root.context, [queue.name])
+    return look
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that a command printed."""
+    return capsys.readouterr().out.splitlines()
+
+
+# -- what stands ---------------------------------------------------------------------------------------------------
+
+
+def test_a_look_has_counts_ages_and_holders(make: Make, clock: Clock) -> None:
+    queue = make(timing=FRESH)
+    queue.send(b"old")
+    clock.advance(100)
+    queue.send_many([b"x"] * 3)
+    queue.send(b"late", delay=5)
+    with queue.subscribe(client_id="ann", max_backlog=2) as subscription:
+        held = subscription.receive()
+        assert held is not None
+        clock.advance(30)
+        look = look_at(queue)
+        assert look.counts == Standing(queue.context).counts == queue.counts()
+        assert (look.counts["target"], look.counts["processing"], look.counts["delayed"]) == (3, 1, 1)
+        assert look.oldest["target"] == pytest.approx(30, abs=1)
+        assert look.oldest["delayed"] == pytest.approx(25, abs=1)
+        assert look.oldest["processing"] == pytest.approx(130, abs=1)
+        assert sum(look.ages) == 3 and look.ages[2] == 3
+        assert look.consumers == 1
+        (holder,) = look.holders
+        assert (holder.client, holder.held, holder.status) == ("ann", 1, "held")
+        assert holder.subscription == subscription.id
+    assert look_at(queue).consumers == 0
+
+
+def test_a_root_is_looked_at_queue_by_queue_and_one_that_cannot_be_read_has_its_error(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    for name in ("a", "b", "c"):
+        root.create_queue(name, durability="none").send(b"x")
+    (tmp_path / "b" / "queue.toml").write_text("nonsense = 1\n")
+    looks = root.overview()
+    assert [look.queue for look in looks] == ["a", "b", "c"]
+    assert [look.health.error is None for look in looks] == [True, False, True]
+    assert findings(looks[1]) == ["configuration"]
+    assert looks[0].counts["target"] == 1 and not looks[1].counts
+
+
+def test_what_settled_and_what_came_are_rates_of_the_last_minute(make: Make, clock: Clock) -> None:
+    queue = make()
+    watched = overview_module.Watched(queue.root.context, "q", 60)
+    queue.send_many([b"x"] * 30)
+    assert watched.look().rate_in is None
+    for _ in range(20):
+        take(queue).ack()
+    queue.context.log.close()
+    clock.advance(20)
+    queue.send_many([b"x"] * 5)
+    look = watched.look()
+    assert look.rate_out == pytest.approx(20 / 60)
+    assert look.rate_in == pytest.approx(20 / 60 + (15 - 30) / 20, abs=0.01) or look.rate_in == 0.0
+    assert watched.newly_settled()["acked"] == 20
+    assert watched.newly_settled()["acked"] == 0
+
+
+def test_without_a_log_there_is_no_rate(make: Make) -> None:
+    queue = make(log="off")
+    take_one(queue)
+    look = look_at(queue)
+    assert look.rate_out is None and look.rate_in is None
+
+
+def take_one(queue: Queue) -> None:
+    """Send a message, and acknowledge it."""
+    queue.send(b"x")
+    take(queue).ack()
+
+
+# -- why it stands still -------------------------------------------------------------------------------------------
+
+
+def paused(queue: Queue) -> None:
+    queue.pause()
+
+
+def full_backlog(queue: Queue) -> None:
+    subscription = queue.subscribe()
+    assert subscription.receive() is not None
+    queue.root.kept = subscription  # type: ignore[attr-defined]
+
+
+STANDSTILLS: dict[str, tuple[dict[str, Any], Callable[[Queue], object], str]] = {
+    "nobody": ({}, lambda queue: None, "ready: "),
+    "paused": ({}, paused, "paused: "),
+    "backlog": ({"max_backlog": 1}, full_backlog, "backlog: "),
+    "filter": ({"filter": "JMSPriority = 9"}, lambda queue: None, "filter: "),
+    "barrier": ({"barrier_expression": "JMSPriority = 9"}, lambda queue: None, "ready: "),
+}
+
+
+@pytest.mark.parametrize("name", STANDSTILLS)
+def test_a_queue_that_stands_still_says_why(
+    make: Make, clock: Clock, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, stop, wanted = STANDSTILLS[name]
+    queue = make(**options)
+    for _ in range(3):
+        queue.send(b"x")
+    stop(queue)
+    assert look_at(queue).still == ""
+    clock.advance(70)
+    assert "messages wait, and nobody has taken one for 1m" in look_at(queue).still
+    assert f": {wanted}" in look_at(queue).still
+    command = ["--root", str(queue.root.path), "--json", "health", "q"]
+
+    def judged(*argv: str) -> tuple[int, list[str], list[str]]:
+        code = main([*command, *argv])
+        (record,) = map(json.loads, lines(capsys))
+        reasons, notes = ([one["kind"] for one in record[part]] for part in ("reasons", "notes"))
+        return code, reasons, notes
+
+    clock_of_files = os.stat(queue.layout.processing).st_mtime - 70  # the command has a clock of its own
+    os.utime(queue.layout.processing, (clock_of_files, clock_of_files))
+    aged = datetime.fromtimestamp(clock.ms / 1000 - 140, UTC)
+    for file in os.listdir(queue.layout.target):
+        os.rename(f"{queue.layout.target}/{file}", f"{queue.layout.target}/4.{int(aged.timestamp() * 1e6)}{file[18:]}")
+    assert "still" in judged()[2]
+    code, reasons, _ = judged("--still", "30s")
+    assert (code, "still" in reasons) == (1, True)
+    assert "still" not in judged("--still", "1h")[1]
+
+
+def test_a_queue_that_moves_does_not_stand_still(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send_many([b"x"] * 3)
+    clock.advance(70)
+    message = take(queue)
+    now = clock.ms / 1000
+    os.utime(queue.layout.processing, (now, now))
+    assert look_at(queue).still == ""
+    message.ack()
+
+
+def test_a_queue_whose_messages_a_router_moves_does_not_stand_still(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send_many([b"x"] * 3)
+    clock.advance(70)
+    assert look_at(queue).still
+    queue.context.log.ended("moved", "4.1795940105402001-3959586867.B", intended=True)
+    queue.context.log.close()
+    assert look_at(queue).still == ""
+
+
+# -- ages by what is in names --------------------------------------------------------------------------------------
+
+
+def test_ages_are_counted_by_type_and_by_property(make: Make, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = make()
+    queue.send(b"x", type="invoice", properties={"customer": "ann"})
+    clock.advance(120)
+    queue.send(b"x", type="order", properties={"customer": "ann"})
+    queue.send(b"x", properties={"customer": "bob\tand [red]co"})
+    clock.advance(5)
+    assert ages_by(queue.context, "target", "type") == {
+        "invoice": [0, 0, 0, 1, 0, 0, 0, 0],
+        "order": [0, 1, 0, 0, 0, 0, 0, 0],
+        "": [0, 1, 0, 0, 0, 0, 0, 0],
+        "total": [0, 2, 0, 1, 0, 0, 0, 0],
+    }
+    assert {value: sum(counts) for value, counts in ages_by(queue.context, "target", "customer").items()} == {
+        "ann": 2,
+        "bob\tand [red]co": 1,
+        "total": 3,
+    }
+    command = ["--root", str(queue.root.path), "ls", "q", "--ages"]
+    assert main([*command, "--by", "customer"]) == 0
+    assert [line.split("\t")[:2] for line in lines(capsys)] == [
+        ["ann", "2"],
+        ["bob\\x09and [red]co", "1"],
+        ["total", "3"],
+    ]
+    assert main(command) == 0
+    assert lines(capsys)[0].split("\t")[:2] == ["q", "3"]
+    assert main(["--root", str(queue.root.path), "ls", "--ages"]) == 2
+    assert main(["--root", str(queue.root.path), "ls", "q", "--by", "type"]) == 2
+
+
+def test_a_property_of_many_values_takes_no_more_than_the_first(make: Make) -> None:
+    queue = make()
+    for number in range(60):
+        queue.send(b"x", properties={"n": number})
+    found = ages_by(queue.context, "target", "n")
+    assert len(found) == 52
+    assert sum(found["other"]) == 10 and sum(found["total"]) == 60
+
+
+# -- a viewer --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let looks at queues whose names begin with `dead` wait until the test ends, and count as silent soon."""
+    end = threading.Event()
+    look = overview_module.Watched.look
+
+    def waiting(self: overview_module.Watched) -> Look:
+        if self.name.startswith("dead"):
+            end.wait()
+            raise NoSuchQueue(self.name)
+        return look(self)
+
+    monkeypatch.setattr(overview_module.Watched, "look", waiting)
+    monkeypatch.setattr(overview_module, "PATIENCE", 0.2)
+    yield end
+    end.set()
+
+
+def test_queues_that_do_not_answer_keep_no_other_waiting_and_are_looked_at_once(
+    tmp_path: Path, hanging: threading.Event
+) -> None:
+    root = Root.create(tmp_path)
+    for name in (*(f"dead{number}" for number in range(6)), *(f"q{number}" for number in range(20))):
+        root.create_queue(name, durability="none")
+    viewer = Viewer(root.context)
+    assert viewer.wait(30)
+    seen = viewer.seen
+    assert {name for name, one in seen.items() if one.look is None} == {f"dead{number}" for number in range(6)}
+    running = threading.active_count()
+    first = seen["q0"].looked
+    for one in seen.values():
+        one.due = 0.0
+
+    def is_looked_at_again() -> bool:
+        viewer.refresh()
+        return seen["q0"].looked > first
+
+    until(is_looked_at_again, "the next look")
+    assert threading.active_count() <= running + overview_module.TOGETHER
+    text = Exporter().text(viewer.all(), time.monotonic())
+    assert 'dropq_up{queue="dead0"} 0' in text and 'dropq_up{queue="q0"} 1' in text
+    looks = root.overview()
+    assert sum(look.health.error is not None for look in looks) == 6
+
+
+def test_a_viewer_sees_queues_come_and_go(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("a", durability="none")
+    viewer = Viewer(root.context)
+    assert viewer.wait(30) and list(viewer.seen) == ["a"]
+    root.create_queue("b", durability="none")
+    root.delete_queue("a")
+    viewer._listing.due = 0.0
+
+    def has_changed() -> bool:
+        viewer.refresh()
+        return list(viewer.seen) == ["b"]
+
+    until(has_changed, "the listing")
+
+
+def test_a_viewer_rests_between_two_looks(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    viewer = Viewer(queue.root.context, ["q"])
+    assert viewer.wait(30)
+    (seen,) = viewer.all()
+    until(lambda: seen.began is None, "the end of the look")
+    assert seen.due >= seen.looked + overview_module.PAUSE
+    viewer.refresh()
+    assert seen.began is None
+
+
+# -- metrics -------------------------------------------------------------------------------------------------------
+
+
+def text_of(viewer: Viewer, exporter: Exporter) -> str:
+    """What an exporter writes once each queue was looked at again."""
+    for seen in viewer.all():
+        seen.look, seen.due = None, 0.0
+    viewer._listing.due = 0.0
+    assert viewer.wait(30)
+    return exporter.text(viewer.all(), time.monotonic())
+
+
+def test_what_was_settled_since_the_exporter_began_is_counted_also_of_queues_that_have_gone(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    queue = root.create_queue("q", durability="none")
+    take_one(queue)
+    queue.context.log.close()
+    viewer, exporter = Viewer(root.context), Exporter()
+    assert 'dropq_settled_total{queue="q",outcome="acked"} 0' in text_of(viewer, exporter)
+    for _ in range(3):
+        take_one(queue)
+    queue.context.log.close()
+    text = text_of(viewer, exporter)
+    assert 'dropq_settled_total{queue="q",outcome="acked"} 3' in text
+    queue.close()
+    root.delete_queue("q")
+
+    def is_gone() -> bool:
+        viewer._listing.due = 0.0
+        viewer.refresh()
+        return not viewer.seen
+
+    until(is_gone, "the listing")
+    text = exporter.text(viewer.all(), time.monotonic())
+    assert 'dropq_settled_total{queue="q",outcome="acked"} 3' in text and "dropq_up{" not in text
+
+
+def test_what_comes_and_goes_has_no_series_of_its_own(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("q", durability="none")
+    topic = root.create_topic("t", durability="none")
+    topic.subscribe("kept", client_id="c").close()
+    with topic.subscribe("s", durable=False), topic.subscribe("s2", durable=False):
+        for number in range(2):
+            os.makedirs(tmp_path / f"temp-1795940105402{number:03d}-3959586867" / "target")
+        topic.publish(b"x")
+        viewer, exporter = Viewer(root.context), Exporter()
+        text = text_of(viewer, exporter)
+    named = {line.partition('queue="')[2].partition('"')[0] for line in text.splitlines() if not line.startswith("#")}
+    assert named == {"q", "t", "t/kept.c", "t/.ephemeral", ".temp"}
+    assert 'dropq_consumers{queue="t/.ephemeral"} 2' in text
+
+
+def test_labels_hold_whatever_a_queue_is_called(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    name = 'a "quoted" back\\slash'
+    root.create_queue(name, durability="none")
+    text = text_of(Viewer(root.context), Exporter())
+    assert 'dropq_up{queue="a \\"quoted\\" back\\\\slash"} 1' in text
+
+
+def test_metrics_once_say_by_their_exit_whether_all_could_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("q", durability="none").send(b"x")
+    command = ["--root", str(tmp_path), "metrics"]
+    assert main(command) == 0
+    assert 'dropq_messages{queue="q",state="target"} 1' in lines(capsys)
+    assert main([*command, "other"]) == 1
+    assert 'dropq_up{queue="other"} 0' in lines(capsys)
+    (tmp_path / "q" / "queue.toml").write_text("nonsense = 1\n")
+    assert main(command) == 1
+    assert main([*command, "--textfile", "q.txt"]) == 2
+    assert main([*command, "--textfile", "x.prom", "--listen", "127.0.0.1:0"]) == 2
+    assert main([*command, "--listen", "9590"]) == 2
+    assert main([*command, "--textfile", str(tmp_path / "nowhere" / "x.prom")]) == 73
+    assert main([*command, "--listen", "192.0.2.1:9590"]) == 73
+
+
+def test_a_textfile_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Root.create(tmp_path / "root")
+    queue = root.create_queue("q", durability="none")
+    path, found = tmp_path / "q.prom", list[str]()
+
+    def sleep(seconds: float) -> None:
+        found.append(path.read_text())
+        assert os.listdir(tmp_path).count(path.name) == 1 and len(os.listdir(tmp_path)) == 2
+        if len(found) == 2:
+            raise KeyboardInterrupt
+        queue.send(b"x")
+
+    ticks = iter(float(tick) for tick in range(0, 1000, 20))
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main(["--root", str(root.path), "metrics", "--textfile", str(path), "--interval", "1ms"]) == 130
+    assert all(text.startswith("# HELP dropq_messages") and text.endswith("\n") for text in found)
+    assert next(ticks) == 0.0
+
+
+def test_prometheus_is_answered_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("q", durability="none")
+    notes: list[str] = []
+    monkeypatch.setattr(output, "note", notes.append)
+    asked: list[tuple[int, str, str]] = []
+
+    def sleep(seconds: float) -> None:
+        address = notes[0].rpartition(" ")[2]
+        with urlopen(address) as answer:
+            text = answer.read().decode()
+        if "dropq_up{" in text:
+            asked.append((answer.status, answer.headers["Content-Type"], text))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main(["--root", str(root.path), "metrics", "--listen", "127.0.0.1:0"]) == 130
+    ((status, kind, text),) = asked
+    assert status == 200 and kind.startswith("text/plain; version=0.0.4")
+    assert 'dropq_up{queue="q"} 1' in text
+
+
+# -- top -----------------------------------------------------------------------------------------------------------
+
+
+def test_top_into_a_pipe_prints_a_line_for_each_queue_the_worst_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Root.create(tmp_path)
+    for name, count in (("well", 1), ("busy", 5), ("bad", 0), ("[red]odd", 2)):
+        queue = root.create_queue(name, durability="none", redelivery_attempts=0)
+        queue.send_many([b"x"] * count)
+    take_failing(root.queue("bad"))
+    command = ["--root", str(tmp_path)]
+    assert main([*command, "top"]) == 0
+    assert [line.split("\t")[:3] for line in lines(capsys)] == [
+        ["bad", "unwell", "0"],
+        ["busy", "ok", "5"],
+        ["[red]odd", "ok", "2"],
+        ["well", "ok", "1"],
+    ]
+    assert main([*command, "--json", "top", "--sort", "queue"]) == 0
+    records = list(map(json.loads, lines(capsys)))
+    assert [record["queue"] for record in records] == ["[red]odd", "bad", "busy", "well"]
+    assert records[1]["reasons"][0]["kind"] == "many-errors"
+    assert records[2]["counts"]["target"] == 5 and sum(records[2]["ages"].values()) == 5
+    assert main([*command, "top", "--sort", "size"]) == 2
+    assert main([*command, "top", "nowhere"]) == 66
+
+
+def take_failing(queue: Queue) -> None:
+    """Send a message, and fail it for good."""
+    queue.send(b"x")
+    take(queue).reject("r")
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(40, 10), (100, 30), (200, 60)])
+@pytest.mark.parametrize("name", [None, "q"])
+def test_the_screen_fits_its_terminal_whatever_is_in_names(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+    rows: int,
+    name: str | None,
+) -> None:
+    queue = make()
+    for odd in ("[red]", "x" * 200, "\u202eabc", "na\u00efve \u65e5\u672c"):
+        queue.root.create_queue(odd, durability="none").send(b"x")
+    take_failing(queue)
+    with queue.subscribe(client_id="ann") as subscription:
+        queue.send(b"x")
+        assert subscription.receive() is not None
+        viewer = Viewer(queue.root.context, None if name is None else [name])
+        assert viewer.wait(30)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(rows))
+        monkeypatch.setenv("NO_COLOR", "1")
+        shell = type("Shell", (), {"root": queue.root})
+        screen = screen_module._Screen(shell, viewer, name, None)  # type: ignore[arg-type]
+        assert capsys.readouterr().out == screen_module.ENTER
+        screen.draw()
+    text = capsys.readouterr().out
+    assert text.startswith(screen_module.HOME) and text.endswith(screen_module.REST)
+    drawn = text.removeprefix(screen_module.HOME).removesuffix(screen_module.REST).split("\x1b[K\n")
+    assert len(drawn) <= rows
+    assert "\u202e" not in text and "\x1b" not in "".join(drawn)
+    if name is None:
+        assert all(word in text for word in ("queues", "waiting", "queue"))
+    elif rows > 10:
+        assert "rejected" in text and "ann" in text
