@@ -18,6 +18,7 @@ from dropq.durations import format_duration
 from dropq.events.reader import Event, Reader
 from dropq.format.claims import client_part
 from dropq.format.names import is_temporary
+from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
 from . import output
@@ -212,7 +213,9 @@ class _Screen:
         where = output.escape(os.path.basename(str(self._shell.root.path)))
         counted = f"{sums['target']:,} waiting, {sums['processing']:,} held, {sums['error']:,} in error"
         at = time.strftime("%H:%M:%SZ", time.gmtime())
-        yield from self._wrapped(f"{where}: {len(seen)} queues, {counted}; {at}, at most {oldest:.0f} s old")
+        yield from self._wrapped(
+            f"{where}: {count_of(len(seen), 'queue')}, {counted}; {at}, at most {oldest:.0f} s old"
+        )
         yield from output.table_lines([_brief(record_of(one, now)) for one in seen], COLUMNS, SPARE)
 
     def _of_queue(self, now: float) -> Iterator[str]:

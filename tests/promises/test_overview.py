@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -485,6 +488,40 @@ def test_the_screen_fits_its_terminal_whatever_is_in_names(
     assert len(drawn) <= rows
     assert "\u202e" not in text and "\x1b" not in "".join(drawn)
     if name is None:
-        assert all(word in text for word in ("queues", "waiting", "queue"))
+        assert all(word in text for word in ("5 queues", "waiting", "queue"))
     elif rows > 10:
         assert "rejected" in text and "ann" in text
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux: apt-get install tmux")
+def test_a_terminal_is_as_it_was_once_top_has_ended_and_usable_when_it_was_killed(tmp_path: Path) -> None:
+    root = Root.create(tmp_path / "root")
+    root.create_queue("orders", durability="none").send(b"x")
+    server = f"dropq-{os.getpid()}"
+
+    def tmux(*argv: str) -> str:
+        command = ["tmux", "-L", server, "-f", "/dev/null", *argv]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def shows(text: str) -> None:
+        until(lambda: text in tmux("capture-pane", "-p"), f"{text!r} on the screen", timeout=60)
+
+    top = f"{sys.executable} -m dropq --root {root.path} top --interval 100ms"
+    tmux("new-session", "-d", "-x", "100", "-y", "20", "env PS1='$ ' sh")
+    try:
+        tmux("send-keys", "echo before; echo $((6 * 7))", "Enter")
+        shows("42")
+        tmux("send-keys", top, "Enter")
+        shows("1 queue, 1 waiting")
+        tmux("resize-window", "-x", "40", "-y", "10")
+        root.create_queue("invoices", durability="none")
+        shows("invoices")
+        tmux("send-keys", "C-c")
+        shows("42")
+        assert "waiting" not in tmux("capture-pane", "-p").replace(top, "")
+        tmux("send-keys", f"clear; {top} & sleep 0", "Enter")
+        shows("invoices")
+        tmux("send-keys", "kill -9 $!; echo $((7 * 191))", "Enter")
+        shows("1337")
+    finally:
+        tmux("kill-server")

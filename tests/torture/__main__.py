@@ -30,6 +30,7 @@ PARTS = (
     "carrier",
     "records",
     "outputs",
+    "log",
     "units",
     "policies",
     "spark",
