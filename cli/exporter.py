@@ -28,6 +28,8 @@ PATIENCE = 10
 
 def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen: str | None, interval: float) -> int:
     """Write metrics; the arguments are those of `dropq metrics`."""
+    if shell.json:
+        raise UsageError("metrics are in the format of Prometheus: `dropq top --json` has the same as JSON")
     if textfile is not None and listen is not None:
         raise UsageError("give --textfile or --listen, not both")
     if textfile is not None and not textfile.endswith(".prom"):
@@ -36,21 +38,17 @@ def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen
     viewer, exporter = Viewer(shell.root.context, names), Exporter()
     if listen is not None:
         return _serve(viewer, exporter, *_address(listen))
-    viewer.wait(float("inf"))
+    viewer.wait()
     if textfile is None:
-        output.put(_text(viewer, exporter).removesuffix("\n"))
+        output.put(exporter.text(viewer, counters=False).removesuffix("\n"))
         are_read = (seen.look is not None and seen.look.health.error is None for seen in viewer.all())
-        return OK if all(are_read) else NEGATIVE
+        return OK if viewer.is_listed and all(are_read) else NEGATIVE
     while True:
-        _write(textfile, _text(viewer, exporter))
+        _write(textfile, exporter.text(viewer))
         until = time.monotonic() + interval
         while (left := until - time.monotonic()) > 0:
             viewer.refresh()
             time.sleep(min(TICK, left))
-
-
-def _text(viewer: Viewer, exporter: Exporter) -> str:
-    return exporter.text(viewer.all(), time.monotonic())
 
 
 def _write(path: str, text: str) -> None:
@@ -85,14 +83,15 @@ def _serve(viewer: Viewer, exporter: Exporter, host: str, port: int) -> int:
 
     def text() -> str:
         with lock:
-            return _text(viewer, exporter)
+            return exporter.text(viewer)
 
     try:
         server = _Server((host, port), text)
     except OSError as error:
         raise QueueExists(f"{host}:{port} cannot be listened at: {describe(error)}") from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    output.note(f"metrics are at http://{host}:{server.server_address[1]}/metrics")
+    where = f"[{host}]" if ":" in host else host
+    output.note(f"metrics are at http://{where}:{server.server_address[1]}/metrics")
     try:
         while True:
             viewer.refresh()
@@ -126,7 +125,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        """Answer without the body."""
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a scrape comes every few seconds."""

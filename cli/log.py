@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from dropq import Queue
 
 #: The columns of the log's lines.
-COLUMNS = ("time", "event", "id", "delivery", "seconds", "reason", "owner", "to", "count", "by")
+COLUMNS = ("time", "event", "id", "delivery", "seconds", "reason", "owner", "state", "to", "count", "by")
 #: The columns that a narrow terminal does without, the least important first.
-SPARE = ("count", "to", "by", "delivery", "seconds", "owner")
+SPARE = ("state", "count", "to", "by", "delivery", "seconds", "owner")
 #: Seconds between two looks by `log -f`.
 PAUSE = 0.5
-#: How many lines `log -f` begins with.
-LAST = 10
+#: How many lines `log -f` begins with; and how many `show` has at most.
+LAST, MOST = 10, 1000
 
 
 def log(
@@ -74,12 +74,17 @@ def log(
             found += 1
             yield record
 
+    if follow and shell.on_terminal:
+        heading = output.show_table(list(first), COLUMNS, SPARE)
+        while True:
+            time.sleep(PAUSE)
+            heading = output.show_table(list(new()), COLUMNS, SPARE, heading) or heading
     shell.show(counted(first), COLUMNS, spare=SPARE)
     while follow:
+        output.flush()
         time.sleep(PAUSE)
         for record in new():
             shell.line(record, COLUMNS)
-        output.flush()
     return OK if found else NEGATIVE
 
 
@@ -91,7 +96,7 @@ def record_of(event: Event) -> Record:
 def deliveries(queue: Queue, id: str) -> tuple[list[Record], datetime | None]:
     """Return what the log says of a message, and how far back it goes; None if there is no log."""
     reader = Reader(queue.layout.log)
-    return [record_of(event) for event in reader.events(id=id)], reader.begins()
+    return list(map(record_of, deque(reader.events(id=id), MOST))), reader.begins()
 
 
 def words(record: Record) -> str:

@@ -137,12 +137,14 @@ def _ages(shell: Shell, queues: list[str] | None, by: str | None, state: str, *,
     queue = shell.queue(queues[0])
     with queue.context.error_context("nothing was changed"):
         found = ages_by(queue.context, state, by)
-    what = by or "queue"
+    groups = [("value", value, counts) for value, counts in found.of_value.items()]
+    groups += [("other", "other", counts) for counts in (found.others,) if counts is not None]
+    groups.append(("total", "total" if by else queue.name, found.total))
     records: list[Record] = [
-        {what: queue.name if by is None else value, "count": sum(counts), **dict(zip(AGE_NAMES, counts, strict=True))}
-        for value, counts in found.items()
+        {"group": group, "value": value, "count": sum(counts), **dict(zip(AGE_NAMES, counts, strict=True))}
+        for group, value, counts in groups
     ]
-    shell.show(records, (what, "count", *AGE_NAMES), header=header)
+    shell.show(records, ("value", "count", *AGE_NAMES), header=header)
     return OK
 
 

@@ -214,9 +214,10 @@ def destroyed_in(context: QueueContext) -> float | None:
     return max(self_destruct.left_ms(context), 0) / 1000
 
 
-def unread(name: str, error: DropqError) -> Health:
-    """Report a queue that is gone, or does not answer."""
-    return Health(name, (Reason("storage", f"it cannot be read: {error}"),), error=error)
+def unread(name: str, error: Exception) -> Health:
+    """Report a queue that is gone, does not answer, or cannot be looked at by a fault of ours."""
+    known = error if isinstance(error, DropqError | OSError) else Unavailable(f"a fault of dropq: {error!r}")
+    return Health(name, (Reason("storage", f"it cannot be read: {known}"),), error=known)
 
 
 def unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
@@ -454,14 +455,18 @@ class _Checks:
         oldest = self._standing.waiting.oldest
         if oldest is None or self._standing.oldest["target"] <= limit:
             return
-        processing = self._context.layout.processing  # each claim, and each end of one, is a rename there
-        idle = (self._now - reading.written_ms(processing, gone=self._now)) / 1000
+        if self._pause or self._context.name == self._context.root.config.dead_letter_queue:
+            return  # nobody is to take what lies there
+        idle = self._standing.idle_ms / 1000
         if idle <= limit or self._moves_on(limit):
             return
         text = f"messages wait, and nobody has taken one for {_duration(idle)}"
         with suppress(Unavailable):  # whoever consumes here is told what is not installed
             why = why_waits(self._context, oldest[1])
             text = f"{text}: {why.why}: {why.detail}"
+            holders = sum(one.status in ("held", "lease") for one in self._standing.holders)
+            if why.allowed and holders:
+                text = f"{text}; {count_of(holders, 'consumer')} at work with what they hold: {self._holders()}"
         yield Reason("still", text, idle, limit)
 
     def _moves_on(self, limit: float) -> bool:

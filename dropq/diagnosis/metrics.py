@@ -6,16 +6,19 @@ subscriptions.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import add
 from typing import NamedTuple
 
-from dropq.diagnosis.overview import Look, Seen
+from dropq.diagnosis.overview import Look, Seen, Viewer
 from dropq.format import names
 
 #: The type of the text format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: What the listing of the root is counted as.
+ROOT = ".root"
 #: What temporary queues, and ephemeral subscriptions of a topic, are counted as.
 TEMPORARY, EPHEMERAL = ".temp", ".ephemeral"
 
@@ -28,7 +31,10 @@ _FAMILIES = {
     "dropq_consumers": ("gauge", "subscriptions that live"),
     "dropq_finding": ("gauge", "1 while `dropq health` reports or notes something of this kind"),
     "dropq_settled_total": ("counter", "messages that were settled since this exporter began, as the log says"),
-    "dropq_up": ("gauge", "1 if the last look at the queue could read it"),
+    "dropq_up": (
+        "gauge",
+        "1 if the last look at the queue could read it, and, of .root, if the queues could be listed",
+    ),
     "dropq_look_age_seconds": ("gauge", "how long ago the last look at the queue began"),
 }
 
@@ -51,21 +57,26 @@ class Sample(NamedTuple):
 
 
 class Exporter:
-    """Writes what a viewer has seen; it remembers what was settled, also in queues that have gone."""
+    """Writes what a viewer has seen; it remembers what was settled."""
 
     def __init__(self) -> None:
         self._settled = Counter[Sample]()
 
-    def text(self, seen: Iterable[Seen], now: float) -> str:
-        """Return all samples; `now` is on the monotonic clock."""
-        values: dict[Sample, float] = {}
+    def text(self, viewer: Viewer, *, counters: bool = True) -> str:
+        """Return all samples, or only the gauges."""
+        now, seen = time.monotonic(), viewer.all()
+        values: dict[Sample, float] = {Sample("dropq_up", ROOT): float(viewer.is_listed)}
+        there = {TEMPORARY}
         for one in seen:
+            there.add(series_of(one))
             for outcome, count in one.watched.newly_settled().items():
                 self._settled[Sample("dropq_settled_total", series_of(one), "outcome", outcome)] += count
             for sample, value in _samples(one, now):
                 together = _TOGETHER.get(sample.family, max)
                 values[sample] = together(values[sample], value) if sample in values else value
-        return "".join(_written({**values, **self._settled}))
+        if counters:
+            values |= {sample: count for sample, count in self._settled.items() if sample.queue in there}
+        return "".join(_written(values))
 
 
 def series_of(seen: Seen) -> str:
@@ -83,7 +94,8 @@ def _samples(seen: Seen, now: float) -> Iterator[tuple[Sample, float]]:
     if look is None and seen.silent(now) is None:
         return  # it is being looked at for the first time
     is_up = look is not None and look.health.error is None and seen.silent(now) is None
-    yield Sample("dropq_up", queue), float(is_up)
+    if is_up or queue != TEMPORARY:  # a temporary queue may go while it is looked at
+        yield Sample("dropq_up", queue), float(is_up)
     if look is None:
         return
     yield Sample("dropq_look_age_seconds", queue), now - seen.looked

@@ -5,29 +5,32 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
 from dropq.diagnosis import health
 from dropq.diagnosis.health import STILL, Health, Limits
-from dropq.diagnosis.standing import AGES, Holder
+from dropq.diagnosis.standing import AGES, Holder, Standing
 from dropq.errors import DropqError, NoSuchQueue, Unavailable
-from dropq.events.reader import RATE_PERIOD, Rates
+from dropq.events.reader import RATE_PERIOD, Event, Rates
 from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.queue_notes import addresses, why_away
 from dropq.storage import reading
 from dropq.storage.clock import utc
 
 __all__ = ["AGES", "STILL", "Holder", "Look", "Seen", "Viewer", "overview"]
 
-#: Seconds between two looks at a queue; and how many times as long as a look took, if that is more.
-PAUSE, RESTS = 1.0, 10
+#: Seconds between two looks at a queue; how many times as long as a look took, if that is more; and seconds for each
+#: queue that is looked at, if that is more: all of them together take a tenth of a processor at most.
+PAUSE, RESTS, EACH = 1.0, 10, 0.01
 #: How many queues are looked at together.
 TOGETHER = 4
 #: Seconds after which a look counts as without an answer, and another queue may be looked at beside it.
@@ -46,9 +49,10 @@ class Look:
         ages: how many wait for at most 1 s, 10 s, 1 min, 10 min, 1 h, 6 h and 1 d, each without those before; and the
             others.
         consumers: how many subscriptions live.
-        holders: who holds messages, those first who have held one for the longest.
+        holders: who holds messages, those first whose claims have not changed for the longest.
         rates: messages settled a second in the last minute, by the host and number of each process; None without a log.
         rate_in: messages that came a second; None until two looks were made.
+        went_by: the last lines of the log, but sums, acks and routed messages.
         took: seconds that the look took.
     """
 
@@ -61,6 +65,7 @@ class Look:
     holders: tuple[Holder, ...] = ()
     rates: Mapping[tuple[str, int], float] | None = None
     rate_in: float | None = None
+    went_by: tuple[Event, ...] = ()
     took: float = 0.0
 
     @property
@@ -88,9 +93,11 @@ class Watched:
         self._still = still
         #: Whether it is a subscription that goes with its holder.
         self.is_ephemeral = False
+        self._owners: frozenset[str] | None = None
+        self._since = 0
         self._log: Rates | None = None
         self._told: Mapping[str, int] = {}
-        self._unsettled: deque[tuple[datetime, int]] = deque()  # of the last minute
+        self._unsettled: deque[tuple[datetime, int]] = deque()  # of the last minute, or of the last two looks
 
     def newly_settled(self) -> Mapping[str, int]:
         """Return how many messages were settled since this was last asked, or since the first look, by outcome."""
@@ -108,6 +115,7 @@ class Watched:
         began, at = time.monotonic(), utc(self._root.clock.now_ms())
         try:
             found = health.stands(open_queue(self._root, self.name))
+            self._note_claims(found)
             layout = found.context.layout
             self.is_ephemeral = layout.is_subscription and reading.exists(layout.ephemeral)
             rates = self._rates(found.context, at)
@@ -121,10 +129,18 @@ class Watched:
                 tuple(found.holders),
                 rates,
                 self._rate_in(at, found.counts, rates),
+                () if self._log is None else tuple(self._log.last),
                 time.monotonic() - began,
             )
         except (DropqError, OSError) as error:
             return Look(self.name, at, health.unusable(self._root, self.name, error), took=time.monotonic() - began)
+
+    def _note_claims(self, found: Standing) -> None:
+        """Take renewals for no change: a holder that hangs has its lease renewed all the same."""
+        owners = frozenset(file.claim.owner if file.claim else file.filename for file in found.claimed)
+        if owners != self._owners:
+            self._owners, self._since = owners, found.now - found.idle_ms
+        found.idle_ms = found.now - self._since
 
     def _rates(self, context: QueueContext, at: datetime) -> dict[tuple[str, int], float] | None:
         if context.config.log == "off":
@@ -139,7 +155,7 @@ class Watched:
         """Return how many messages came a second: what left, and what the queue grew by."""
         unsettled = sum(counts[state] for state in UNSETTLED)
         self._unsettled.append((at, unsettled))
-        while (at - self._unsettled[0][0]).total_seconds() > RATE_PERIOD:
+        while len(self._unsettled) > 2 and (at - self._unsettled[1][0]).total_seconds() > RATE_PERIOD:
             self._unsettled.popleft()
         before, count = self._unsettled[0]
         seconds = (at - before).total_seconds()
@@ -175,56 +191,67 @@ class Viewer:
     Args:
         names: which queues; None for all that are there.
         still: seconds for which nobody takes or settles a message before a queue stands still.
+
+    Attributes:
+        problem: why the root could not be listed; None if it could, or queues were named.
     """
 
     def __init__(self, root: RootContext, names: Sequence[str] | None = None, still: float = STILL) -> None:
         self._root = root
-        self.names = names
+        self._named = names is not None
         self._still = still
-        self._listing = Seen(Watched(root, "", still))
+        self._listing = Seen(Watched(root, "", still), began=None)
         self._changed = threading.Condition()
-        #: The queues by name.
-        self.seen: dict[str, Seen] = {name: self._new(name) for name in names or ()}
+        self._closed = False
+        self._seen = {name: self._new(name) for name in names or ()}
+        self.problem: Exception | None = None
 
     def _new(self, name: str) -> Seen:
         return Seen(Watched(self._root, name, self._still))
 
-    def refresh(self) -> None:
-        """Begin the looks that are due, as far as others have ended."""
+    def close(self) -> None:
+        """Begin no look any more."""
+        self._closed = True
+
+    def all(self) -> list[Seen]:
+        """Return the queues, by name."""
         with self._changed:
+            return [seen for _, seen in sorted(self._seen.items())]
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the root could be listed when that was last tried, and answers now."""
+        return self._named or (self.problem is None and self._listing.silent(time.monotonic()) is None)
+
+    def refresh(self) -> None:
+        """Begin the looks that are due, as far as others have ended; each look that ends does so, too."""
+        with self._changed:
+            if self._closed:
+                return
             now = time.monotonic()
-            if self.names is None and self._listing.began is None and self._listing.due <= now:
+            if not self._named and self._listing.began is None and self._listing.due <= now:
                 self._begin(self._listing, self._list)
-            running = sum(seen.began is not None and seen.silent(now) is None for seen in self.seen.values())
+            running = sum(seen.began is not None and seen.silent(now) is None for seen in self._seen.values())
             waiting = sorted(
-                (seen for seen in self.seen.values() if seen.began is None and seen.due <= now),
+                (seen for seen in self._seen.values() if seen.began is None and seen.due <= now),
                 key=lambda seen: seen.due,
             )
             for seen in waiting[: max(TOGETHER - running, 0)]:
                 self._begin(seen, partial(self._look, seen))
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float = math.inf) -> bool:
         """Wait until each queue has been looked at once, or does not answer; return whether that is so."""
         until = time.monotonic() + timeout
         while True:
             self.refresh()
             with self._changed:
                 now = time.monotonic()
-                if not any(seen.look is None and seen.silent(now) is None for seen in self._all()):
+                is_listing = not self._named and not self._listing.due and self._listing.silent(now) is None
+                if not is_listing and all(seen.look or seen.silent(now) is not None for seen in self._seen.values()):
                     return True
                 if now >= until:
                     return False
                 self._changed.wait(min(until - now, PATIENCE / 10))
-
-    def all(self) -> list[Seen]:
-        """Return the queues, by name."""
-        with self._changed:
-            return [seen for _, seen in sorted(self.seen.items())]
-
-    def _all(self) -> Iterator[Seen]:
-        yield from self.seen.values()
-        if self.names is None and not self._listing.due and self._listing.silent(time.monotonic()) is None:
-            yield self._listing
 
     def _begin(self, seen: Seen, act: Callable[[], None]) -> None:
         seen.began = time.monotonic()
@@ -237,33 +264,61 @@ class Viewer:
             with self._changed:
                 now = time.monotonic()
                 took, seen.began = now - (seen.began or now), None
-                seen.due = now + max(PAUSE, RESTS * took)
+                seen.due = now + max(PAUSE, RESTS * took, EACH * len(self._seen))
                 self._changed.notify_all()
+        self.refresh()
 
     def _list(self) -> None:
-        names = set(health.queues(self._root))
+        """Find out which queues there are; look at no entry of the root, as it may lead to a disk that is away."""
+        try:
+            files = {
+                entry.name for entry in reading.entries(self._root.layout.path) if entry.is_file(follow_symlinks=False)
+            }
+            names = set(addresses(self._root.layout)) - files
+            self.problem = None
+        except Exception as error:  # the names that were found before are as good as any
+            self.problem = error
+            return
         with self._changed:
-            for name in self.seen.keys() - names:
-                del self.seen[name]
-            for name in sorted(names - self.seen.keys()):
-                self.seen[name] = self._new(name)
+            for name in self._seen.keys() - names:
+                del self._seen[name]
+            for name in names - self._seen.keys():
+                self._seen[name] = self._new(name)
 
     def _look(self, seen: Seen) -> None:
-        began = time.monotonic()
+        began, name = time.monotonic(), seen.watched.name
         try:
             look = seen.watched.look()
-        except NoSuchQueue as error:
-            look = Look(seen.watched.name, utc(self._root.clock.now_ms()), health.unread(seen.watched.name, error))
+        except Exception as error:
+            if isinstance(error, NoSuchQueue) and not (self._named or why_away(self._root.layout, name)):
+                with self._changed:  # RACE: it went since it was listed; or it never was a queue
+                    self._seen.pop(name, None)
+                return
+            look = Look(name, utc(self._root.clock.now_ms()), health.unread(name, error))
         seen.look, seen.looked = look, began
 
 
 def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look]:
-    """Look at each queue of a root once, four at a time; one that does not answer has an error."""
+    """Look at each queue of a root once, four at a time; one that does not answer has an error.
+
+    Raises:
+        OSError: the root cannot be listed.
+        Unavailable: it does not answer.
+    """
     viewer = Viewer(root, names)
-    viewer.wait(float("inf"))
-    return [seen.look or _silent(root, name) for name, seen in sorted(viewer.seen.items())]
+    viewer.wait()
+    viewer.close()
+    if viewer.problem is not None:
+        raise viewer.problem
+    if not viewer.is_listed:
+        raise Unavailable(f"{root.layout.path} does not answer: {_SILENT}")
+    return [seen.look or _silent(root, seen.watched.name) for seen in viewer.all()]
+
+
+#: What to do where a file system does not answer.
+_SILENT = "look whether its disk is mounted, and its file server runs"
 
 
 def _silent(root: RootContext, name: str) -> Look:
-    text = f"queue {name} does not answer: look whether its disk is mounted, and its file server runs"
-    return Look(name, utc(root.clock.now_ms()), health.unread(name, Unavailable(text)))
+    error = Unavailable(f"queue {name} does not answer: {_SILENT}")
+    return Look(name, utc(root.clock.now_ms()), health.unread(name, error))

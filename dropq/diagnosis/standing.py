@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,7 @@ from dropq.lifecycle.processing import claimed_messages, committed_files
 from dropq.lifecycle.transfers import Row, given_messages, in_transit
 from dropq.policies import routes
 from dropq.storage import reading
+from dropq.storage.clock import utc
 
 if TYPE_CHECKING:
     from dropq.storage.liveness import Signs
@@ -120,15 +122,18 @@ def age_class(seconds: float) -> int:
 
 
 class Holder(NamedTuple):
-    """A subscription, or a script, that holds messages: how many, since when the oldest, in ms, and its status.
+    """A subscription, or a script, that holds messages.
 
-    The status is that of its oldest claim, as `holders.claim_status` has it, or `script`.
+    Attributes:
+        held: how many.
+        changed: when the first of its claims last changed: it was made, or its lease was renewed.
+        status: that of this claim, as `holders.claim_status` has it, or `script`.
     """
 
     client: str
     subscription: str
     held: int
-    since: int
+    changed: datetime
     status: str
 
 
@@ -155,6 +160,9 @@ class Standing:
             "delayed": self.delayed.count,
             "processing": len(self.claimed) + sum(1 for _ in committed_files(context)),
         }
+        #: Milliseconds since the last claim, or end of a claim: each is a rename in processing/. So is a renewal, which
+        #: a viewer tells apart, as the owner of the claim stays.
+        self.idle_ms = self.now - reading.written_ms(context.layout.processing, gone=self.now)
         #: How many messages lie in each state; one that was committed, and whose parts have not all arrived, is held.
         self.counts: Mapping[str, int] = {
             state: known[state] if state in known else self._count(state) for state in ALL_STATES
@@ -210,7 +218,7 @@ class Standing:
 
     @cached_property
     def holders(self) -> list[Holder]:
-        """Who holds messages, those first who have held one for the longest."""
+        """Who holds messages, those first whose claims have not changed for the longest."""
         found: dict[tuple[str, str], list[Claim | None]] = {}
         for file in self.claimed:
             claim = file.claim
@@ -219,18 +227,18 @@ class Standing:
                 who = (client_of(claim.subscription), claim.subscription)
             found.setdefault(who, []).append(claim)
         held = [Holder(*who, len(claims), *self._oldest_of(claims)) for who, claims in found.items()]
-        return sorted(held, key=lambda holder: holder.since)
+        return sorted(held, key=lambda holder: holder.changed)
 
-    def _oldest_of(self, claims: list[Claim | None]) -> tuple[int, str]:
+    def _oldest_of(self, claims: list[Claim | None]) -> tuple[datetime, str]:
         """Return since when the first of some claims is as it is, and its status."""
         from dropq.lifecycle.holders import claim_status
 
         ours = [claim for claim in claims if claim is not None and claim.ours]
         if not ours:
             paths = [claim.path for claim in claims if claim is not None]
-            return min(map(self.changed, paths), default=self.now), "script"
+            return utc(min(map(self.changed, paths), default=self.now)), "script"
         since, claim = min(((self.changed(claim.path), claim) for claim in ours), key=itemgetter(0))
-        return since, claim_status(claim, self.signs, self.now)
+        return utc(since), claim_status(claim, self.signs, self.now)
 
     # -- elsewhere -----------------------------------------------------------------------------------------------
 
@@ -250,49 +258,63 @@ class Standing:
         return in_transit(self.context.layout)
 
 
-#: How many groups `ages_by` tells apart; what is in none of the first is counted together.
+#: How many values `ages_by` tells apart.
 GROUPS = 50
-#: What `ages_by` calls the rest, and the messages of all groups.
-OTHERS, ALL = "other", "total"
 
 
-def ages_by(context: QueueContext, state: str, by: str | None) -> dict[str, list[int]]:
-    """Count the messages of a state by their ages, and by their type or a property; read names alone, as qshape does.
+class Ages(NamedTuple):
+    """How many messages are of each age, see AGES.
+
+    Attributes:
+        of_value: by the value of a property, the largest first; "" stands for a message without it.
+        others: of all values beyond the first GROUPS that were met; None if there are none.
+        total: of all messages.
+    """
+
+    of_value: dict[str, list[int]]
+    others: list[int] | None
+    total: list[int]
+
+
+def ages_by(context: QueueContext, state: str, by: str | None) -> Ages:
+    """Count the messages of a state by their ages, and by their type or a property, as qshape does.
+
+    It reads names, and sidecars of properties that did not fit there.
 
     Args:
-        by: `type`, or the name of a property; None for one group.
-
-    Returns:
-        The counts of each age, see AGES, by the value; a message without it has the value "". The largest groups come
-        first; beyond the first GROUPS values that were met, all count as OTHERS. The last is ALL.
+        by: `type`, or the name of a property; None for all together.
     """
     now, folder = context.clock.now_ms(), context.layout.folder(state)
-    groups: dict[str, list[int]] = {}
-    total = [0] * (len(AGES) + 1)
+    found = Ages({}, None, _no_ages())
+    others = _no_ages()
     for files in reading.message_names(folder, context.config.ignore):
         for file in files:
-            place = age_class((now - _came(context, state, file)) / 1000)
-            total[place] += 1
+            place = age_class((now - _came(context, state, file, now)) / 1000)
+            found.total[place] += 1
             if by is not None:
                 value = _value(context, file, by)
-                if value not in groups and len(groups) >= GROUPS:
-                    value = OTHERS
-                groups.setdefault(value, [0] * (len(AGES) + 1))[place] += 1
-    rest = groups.pop(OTHERS, None)
-    ordered = dict(sorted(groups.items(), key=lambda group: -sum(group[1])))
-    return {**ordered, **({} if rest is None else {OTHERS: rest}), ALL: total}
+                has_room = value in found.of_value or len(found.of_value) < GROUPS
+                (found.of_value.setdefault(value, _no_ages()) if has_room else others)[place] += 1
+    ordered = dict(sorted(found.of_value.items(), key=lambda group: -sum(group[1])))
+    return Ages(ordered, others if any(others) else None, found.total)
 
 
-def _came(context: QueueContext, state: str, file: str) -> int:
+def _no_ages() -> list[int]:
+    return [0] * (len(AGES) + 1)
+
+
+def _came(context: QueueContext, state: str, file: str, now: int) -> int:
     """Return since when a message counts as waiting, or, where it does not wait, when it was sent, in ms."""
     if (known := names.since_at_a_glance(file)) is not None:
         return known
     name = MessageFile(file).name
-    return name.since or name.timestamp or reading.changed_ms(f"{context.layout.folder(state)}/{file}", gone=0)
+    return name.since or name.timestamp or reading.changed_ms(f"{context.layout.folder(state)}/{file}", gone=now)
 
 
 def _value(context: QueueContext, file: str, by: str) -> str:
     name = context.sidecars.file(file).name
+    if names.sidecar_of(file):
+        name = context.sidecars.full(name)
     if by == "type":
         return name.type or ""
     typed = name.properties.get(by)

@@ -12,6 +12,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from dropq.storage.clock import Clock, time_text, utc
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.storage.mounts import boot_id
+from dropq.storage.reading import exists
 
 log = logging.getLogger("dropq")
 
@@ -35,7 +37,7 @@ OUTCOMES = ("acked", "failed", "rejected", "expired", "dead-letter", "moved", "r
 ACTS = (
     *("requeued", "replayed", "purged", "pruned", "paused", "resumed", "created", "repaired", "committed", "dropped"),
 )
-#: What a line keeps of what was said with a failure.
+#: What a line keeps of what was said with a failure, where it is text or a small number.
 DETAILS = ("detail", "traceback", "stderr", "exit_status")
 #: Bytes of a line at most.
 LINE_LIMIT = 16 << 10
@@ -82,6 +84,7 @@ class EventLog:
         reason: str = "",
         details: Mapping[str, object] | None = None,
         to: str = "",
+        state: str = "",
         outcome: str | None = None,
         intended: bool = False,
     ) -> None:
@@ -92,6 +95,7 @@ class EventLog:
             own_name: the file name that the message had.
             claim: of the delivery; None if nobody held the message.
             to: the queue, or the route, that it went to.
+            state: the state that somebody took it out of.
             outcome: which of OUTCOMES it counts as; "" for none, as it was not to be worked on; None for the event.
             intended: it is what the queue is for, as an ack is: only `log = "all"` has a line of it.
         """
@@ -100,17 +104,17 @@ class EventLog:
         if outcome is None or outcome:
             self._sums.count(outcome or event)
         if self._tells_all or not (intended or event == "acked"):
-            self._tell_end(event, own_name, claim, reason, details or _NOTHING, to)
+            self._tell_end(event, own_name, claim, details or _NOTHING, reason=reason, to=to, state=state)
 
     def _tell_end(
-        self, event: str, own_name: str, claim: Claim | None, reason: str, details: Mapping[str, object], to: str
+        self, event: str, own_name: str, claim: Claim | None, details: Mapping[str, object], **said: str
     ) -> None:
         fields: dict[str, object] = {"id": self._parse(own_name).id}
         if claim is not None:
             fields |= {"owner": claim.owner, "delivery": claim.number}
             if claim.taken:
                 fields["seconds"] = round(monotonic() - claim.taken, 3)
-        fields |= {key: value for key, value in (("reason", reason), ("to", to)) if value}
+        fields |= {key: value for key, value in said.items() if value}
         self._write(event, fields, details, is_act=event in ACTS)
 
     def act(self, event: str, **fields: object) -> None:
@@ -118,9 +122,17 @@ class EventLog:
         if self._is_on:
             self._write(event, fields, _NOTHING, is_act=True)
 
+    def attend(self) -> None:
+        """Write what was settled since the last sum, if that is old."""
+        self._sums.tell_if_due(monotonic())
+
     def close(self) -> None:
         """Write what was settled since the last sum."""
         self._sums.tell()
+
+    def forget(self) -> None:
+        """Tell nothing more of what was settled: the queue is gone, and another may get its name."""
+        self._sums.forget()
 
     # -- private ---------------------------------------------------------------------------------------------
 
@@ -141,7 +153,10 @@ class EventLog:
             try:
                 self._storage.append(path, line)
             except FileNotFoundError:
-                self._storage.make_folder(self.folder)
+                private = os.path.dirname(self.folder)
+                if not exists(private):
+                    return  # the queue is gone, or its disk is away: nothing is made in its place
+                self._storage.make_folder_like(self.folder, private)
                 self._storage.append(path, line)
         except FileNotFoundError:
             return  # the queue is gone, or away for a moment
@@ -168,19 +183,19 @@ class Sums:
         self._outcomes.append(outcome)
         if self not in _UNTOLD:  # looked at after the outcome is there: who tells meanwhile takes it, or sees this
             self._began = now
-            _UNTOLD[self] = None
+            _remember(self)
         if now - self._began >= SUM_INTERVAL:
             self.tell()
 
     def tell(self) -> None:
         """Write a sum, if there is something to tell."""
         _UNTOLD.pop(self, None)
-        over, counts = monotonic() - self._began, Counter[str]()
-        with suppress(IndexError):
-            while True:
-                counts[self._outcomes.popleft()] += 1
-        if counts:
-            self._write(over, counts)
+        over, taken = monotonic() - self._began, list[str]()
+        with suppress(IndexError):  # another thread took the rest
+            for _ in range(len(self._outcomes)):
+                taken.append(self._outcomes.popleft())
+        if taken:
+            self._write(over, Counter(taken))
 
     def tell_if_due(self, now: float) -> None:
         """Write a sum if the last one is old."""
@@ -190,20 +205,26 @@ class Sums:
     def forget(self) -> None:
         """Begin anew, as a process does that was forked: its parent tells what was counted until then."""
         self._outcomes = deque[str]()
+        _UNTOLD.pop(self, None)
 
 
 #: The sums of this process, by the folder of the log, and those that have something to tell.
 _SUMS: WeakValueDictionary[str, Sums] = WeakValueDictionary()
 _UNTOLD: dict[Sums, None] = {}
+#: How many queues may have something to tell, of which nobody is attended to any more.
+_MOST_UNTOLD = 64
 #: The folders of logs that could not be written, of which one warning was logged.
 _REFUSED: set[str] = set()
 
 
-def tell_sums() -> None:
-    """Write the sums of this process that are due, of all queues."""
-    now = monotonic()
-    for sums in list(_UNTOLD):
-        sums.tell_if_due(now)
+def _remember(sums: Sums) -> None:
+    """Remember sums that have something to tell until they do, at the latest at the end of the process."""
+    _UNTOLD[sums] = None
+    for first in list(_UNTOLD)[:-_MOST_UNTOLD]:
+        first.tell()
+    if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None and len(_UNTOLD) == 1:
+        # Its children end without what `atexit` has, and forget what was registered before the fork.
+        multiprocessing.Finalize(None, _tell_all, exitpriority=0)
 
 
 def _tell_all() -> None:
@@ -212,9 +233,8 @@ def _tell_all() -> None:
 
 
 def _forget() -> None:
-    for sums in list(_SUMS.values()):
+    for sums in (*_SUMS.values(), *_UNTOLD):
         sums.forget()
-    _UNTOLD.clear()
 
 
 atexit.register(_tell_all)
@@ -231,7 +251,7 @@ def file_of(day: int, user: int) -> str:
 def _line(fields: Mapping[str, object], details: Mapping[str, object]) -> bytes:
     """Return a line; where it would be too long, less is kept of the details, each from its end."""
     for kept in _KEPT:
-        cut = {key: _cut(details[key], kept) for key in DETAILS if kept and key in details}
+        cut = {key: text for key in DETAILS if kept and (text := _cut(details.get(key), kept)) is not None}
         data = json.dumps({**fields, **cut}).encode() + b"\n"
         if len(data) <= LINE_LIMIT:
             return data
@@ -239,4 +259,7 @@ def _line(fields: Mapping[str, object], details: Mapping[str, object]) -> bytes:
 
 
 def _cut(said: object, kept: int) -> object:
-    return said if type(said) is int else str(said)[-kept:]
+    """Return the end of a text, or a number; whatever else a handler has said is left out."""
+    if isinstance(said, str):
+        return said[-kept:]
+    return said if type(said) is int and abs(said) < 1 << 32 else None

@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,7 +23,11 @@ from dropq.format.escapes import decode
 from dropq.storage.reading import names_in, open_body, parse_json
 
 #: The name of a file of a log: its day, host and user.
-FILE = re.compile(r"([0-9]{8})-([^/]+)-([0-9]{1,10})\.jsonl")
+FILE = re.compile(r"(20[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01]))-([^/]+)-([0-9]{1,10})\.jsonl")
+#: How a line of ours begins.
+_BEGINNING = b'{"time": '
+#: Bytes that are read of a file at a time; it is closed in between, as a day may have many.
+_CHUNK = 1 << 16
 #: What a line may say besides its time and event, and whether that is text.
 _FIELDS: Mapping[str, type] = {
     **dict.fromkeys(("id", "name", "state", "owner", "reason", "to", "via"), str),
@@ -37,6 +41,12 @@ _KINDS = frozenset((*OUTCOMES, *ACTS, "sum"))
 _LARGEST = 1 << 53
 #: Seconds over which rates are told.
 RATE_PERIOD = 60.0
+#: Seconds by which a line may be ahead of the file server's clock.
+_AHEAD = 60.0
+#: Seconds after which a process that works has written its next sum.
+_UNTOLD = 15.0
+#: How many lines that are no sums are kept.
+LAST = 10
 #: Bytes of a file, from its end, in which the sums of that time are looked for.
 _RECENT = 1 << 20
 
@@ -72,50 +82,61 @@ class Reader:
         self._back = back
         self._offsets: dict[str, int] = {}
 
-    def events(self, *, since: datetime | None = None, id: str | None = None) -> Iterator[Event]:
-        """Yield the events that are new, by time; sums, too. Constant memory, but for the days' files.
+    def events(
+        self, *, since: datetime | None = None, id: str | None = None, first_day: datetime | None = None
+    ) -> Iterator[Event]:
+        """Yield the events that are new, by time; sums, too.
 
         Args:
             since: only events of this time and later.
             id: only what is about this message.
+            first_day: open no file of a day before this one.
         """
-        files = sorted(name for name in names_in(self._folder) if FILE.fullmatch(name))
-        back, self._back = self._back, None
-        if since is not None:
-            files = [name for name in files if name[:8] >= f"{since.astimezone(UTC):%Y%m%d}"]
+        back, self._back, first_day = self._back, None, first_day or since
+        oldest = "" if first_day is None else f"{first_day.astimezone(UTC):%Y%m%d}"
+        files = sorted(name for name in self._files() if name[:8] >= oldest)
         for _, of_day in groupby(files, lambda name: name[:8]):
             merged = heapq.merge(*(self._read(name, back, id) for name in of_day), key=lambda event: event.time)
             yield from (event for event in merged if since is None or event.time >= since)
 
     def begins(self) -> datetime | None:
         """Return the first day of which the log tells; None if there is no log."""
-        days = [name[:8] for name in names_in(self._folder) if FILE.fullmatch(name)]
         with suppress(ValueError):
-            return datetime.strptime(min(days), "%Y%m%d").replace(tzinfo=UTC)
+            return datetime.strptime(min(name[:8] for name in self._files()), "%Y%m%d").replace(tzinfo=UTC)
         return None
 
+    def _files(self) -> list[str]:
+        """Return the names of the log's files; none where this user may not look: nothing depends on a log."""
+        with suppress(OSError):
+            return [name for name in names_in(self._folder) if FILE.fullmatch(name)]
+        return []
+
     def _read(self, name: str, back: int | None, id: str | None) -> Iterator[Event]:
-        wanted = None if id is None else json.dumps(id).encode()
-        found = FILE.fullmatch(name)
+        wanted, found = None if id is None else json.dumps(id).encode(), FILE.fullmatch(name)
         assert found is not None
+        while (chunk := self._chunk(name, back)) is not None:
+            data, owner = chunk
+            by = user_name(owner) if owner == int(found[3]) else f"{user_name(owner)}?"
+            for line in data.splitlines():
+                if wanted is None or wanted in line:
+                    event = parse(line, by, decode(found[2]))
+                    if event is not None and (id is None or event.fields.get("id") == id):
+                        yield event
+
+    def _chunk(self, name: str, back: int | None) -> tuple[bytes, int] | None:
+        """Return the next whole lines of a file, and its owner; None if there are none, or it cannot be read."""
         with suppress(OSError), open_body(f"{self._folder}/{name}") as file:  # gone, closed to this user, or a link
             status = os.fstat(file.fileno())
             begin = self._offsets.get(name, 0 if back is None else max(status.st_size - back, 0))
             if begin > status.st_size:
                 begin = 0  # somebody replaced it
             file.seek(begin)
-            if name not in self._offsets and begin:
-                begin += len(file.readline(LINE_LIMIT + 1))  # the end of a line
-            by, host = user_name(status.st_uid), decode(found[2])
-            self._offsets[name] = begin
-            while line := file.readline(LINE_LIMIT + 1):
-                if not line.endswith(b"\n") and len(line) <= LINE_LIMIT:
-                    break  # it is being written
-                self._offsets[name] += len(line)
-                if wanted is not None and wanted not in line:
-                    continue
-                if (event := parse(line, by, host)) is not None and (id is None or event.fields.get("id") == id):
-                    yield event
+            data = file.read(_CHUNK)
+            # What has no end is being written; where it is longer than any line of ours, it is skipped.
+            whole = data[: data.rfind(b"\n") + 1] or (data if len(data) > LINE_LIMIT else b"")
+            self._offsets[name] = begin + len(whole)
+            return (whole, status.st_uid) if whole else None
+        return None
 
 
 def parse(line: bytes, by: str, host: str) -> Event | None:
@@ -125,8 +146,10 @@ def parse(line: bytes, by: str, host: str) -> Event | None:
         if not isinstance(said, dict) or said.get("event") not in _KINDS:
             return None
         time = datetime.fromisoformat(str(said["time"])).astimezone(UTC)
-    except (ValueError, KeyError, OverflowError):
-        return None
+    except (ValueError, KeyError, TypeError, OverflowError):
+        # What is left of a line that a full disk has cut is followed by a whole one.
+        at = line.rfind(_BEGINNING)
+        return parse(line[at:], by, host) if at > 0 else None
     fields = {key: said[key] for key, kind in _FIELDS.items() if key in said and _is_a(said[key], kind)}
     return Event(time, str(said["event"]), by, host, fields)
 
@@ -157,19 +180,25 @@ class Rates:
         self._sums: deque[Event] = deque()
         #: All that was settled since this was made, by outcome.
         self.totals: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+        #: The last lines that are no sums, but for what a queue is for.
+        self.last: deque[Event] = deque(maxlen=LAST)
         self._has_begun = False
 
     def read(self, now: datetime) -> None:
         """Read what came since."""
-        for event in self._reader.events():
+        for event in self._reader.events(first_day=now - timedelta(days=1, seconds=self._period)):
+            if _age(event, now) < -_AHEAD:
+                continue  # it is not of this time
             if event.event != "sum":
+                if event.event not in ("acked", "moved"):
+                    self.last.append(event)
                 continue
             self._sums.append(event)
             if self._has_begun:
                 for outcome in OUTCOMES:
                     self.totals[outcome] += int(event.fields.get(outcome, 0))
         self._has_begun = True
-        while self._sums and (now - self._sums[0].time).total_seconds() > self._period:
+        while self._sums and _age(self._sums[0], now) > self._period + _UNTOLD:
             self._sums.popleft()
 
     def out(self, now: datetime) -> float:
@@ -177,14 +206,27 @@ class Rates:
         return sum(self.by_holder(now).values())
 
     def by_holder(self, now: datetime) -> dict[tuple[str, int], float]:
-        """Return how many messages a second each process settled, by its host and its number."""
-        rates: dict[tuple[str, int], float] = {}
+        """Return how many messages a second each process settled, by its host and its number.
+
+        The period ends for each process at its last sum, if that is young: what it settled since is not told yet.
+        """
+        told = dict.fromkeys(map(_process, self._sums), 0.0)
         for event in self._sums:
-            over = float(event.fields.get("over", 0.0))
-            age = (now - event.time).total_seconds()
-            # A sum over a time that began before the last minute counts with its part of that minute.
-            share = 1.0 if age + over <= self._period else max(self._period - age, 0.0) / over
+            told[_process(event)] = _age(event, now)
+        ends = {process: age if age <= _UNTOLD else 0.0 for process, age in told.items()}
+        rates = dict.fromkeys(told, 0.0)
+        for event in self._sums:
+            over, age = float(event.fields.get("over", 0.0)), _age(event, now) - ends[_process(event)]
+            left = max(self._period - age, 0.0)
+            share = min(left / over, 1.0) if over else float(left > 0)  # it may have begun before the period
             settled = sum(int(event.fields.get(outcome, 0)) for outcome in OUTCOMES if outcome != "returned")
-            key = (event.host, int(event.fields.get("pid", 0)))
-            rates[key] = rates.get(key, 0.0) + settled * share / self._period
+            rates[_process(event)] += settled * share / self._period
         return rates
+
+
+def _age(event: Event, now: datetime) -> float:
+    return (now - event.time).total_seconds()
+
+
+def _process(event: Event) -> tuple[str, int]:
+    return event.host, int(event.fields.get("pid", 0))

@@ -371,7 +371,14 @@ class Moves:
             state, is_here = os.path.basename(source), to.layout.home == self._layout.home
             was_held = "returned" if state == "processing" else ""
             outcome = "" if state in SETTLED else was_held if is_here else "moved"
-            self._ended(event, self._sidecars.file(filename).own_name, to=to.name, outcome=outcome, intended=intended)
+            self._ended(
+                event,
+                self._sidecars.file(filename).own_name,
+                to=to.name,
+                state=state,
+                outcome=outcome,
+                intended=intended,
+            )
         return moved
 
     def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
@@ -478,7 +485,8 @@ class Moves:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         if event:
-            self._ended(event, self._sidecars.file(file).own_name, outcome="" if state in SETTLED else "removed")
+            outcome = "" if state in SETTLED else "removed"
+            self._ended(event, self._sidecars.file(file).own_name, state=state, outcome=outcome)
         self.context.reasons.drop(state, file, inode)
         credits.free(self.context, file)
         sync_settled(self.context, self._layout.folder(state))

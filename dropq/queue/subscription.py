@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dropq.durations import parse_duration
 from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
-from dropq.events.log import tell_sums
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
@@ -489,7 +488,7 @@ class Subscription:
         """Do what is not done for each message: sweep, read read-locks and routes, replace an old view."""
         offers = self._offers
         offers.look_for_change()
-        tell_sums()
+        self._context.log.attend()
         if not offers.is_quiet:
             self._sweep.stir()
         self._sweep_if_due()
@@ -613,6 +612,7 @@ class Subscription:
                     with suppress(LeaseLost):
                         unseen.release(counted=False)
                 self._sweep.close()
+                self._context.log.close()
                 if presence is None:
                     return  # its claims outlive it, or it has ended before
                 self._return_held()

@@ -108,7 +108,7 @@ class RecordSettlement(Settlement):
             if not self.cursor.is_settled:
                 return self.claims.give_back(claim, **how)
             location = self._commit(claim, rest := returned(self.context, claim, **how))
-            if not rest.reason and how.get("counted", True):
+            if self.parts and not rest.reason and how.get("counted", True):
                 why, said = why_returned(**how)
                 self.context.log.ended("returned", claim.own_name, claim, reason=why, details=said)
             return location
@@ -188,8 +188,9 @@ class RecordSettlement(Settlement):
         fates = [each.fate for _, each in sorted(cursor.others.items())]
         if rest is None:
             location = self._settle_as(claim, parts)
-            self._tell(parts, fates)
-            self.context.log.ended("acked", claim.own_name, claim)
+            if self.parts:  # else its body was changed meanwhile
+                self._tell(parts, fates)
+                self.context.log.ended("acked", claim.own_name, claim)
             return location
         left, acked = cursor.left(), cursor.acknowledged()
         assert left is not None
@@ -204,10 +205,11 @@ class RecordSettlement(Settlement):
             )
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         location = self._settle_as(claim, [*parts, heir], heir=heir)
-        self._tell(parts, fates)
-        if rest.reason:
-            event = ended_as(rest.state, rest.reason)
-            self.context.log.ended(event, claim.own_name, claim, reason=rest.reason, details=rest.details)
+        if self.parts:
+            self._tell(parts, fates)
+        if self.parts and rest.reason:
+            event, to = ended_as(location.state, rest.reason), self._letters_of(location.state)
+            self.context.log.ended(event, claim.own_name, claim, reason=rest.reason, details=rest.details, to=to)
         return location
 
     def _tell(self, parts: list[Part], fates: list[Fate]) -> None:
@@ -215,8 +217,11 @@ class RecordSettlement(Settlement):
         for part, own, fate in zip(parts, self.parts, fates, strict=False):  # what comes after is acknowledged, or left
             goes = part.goes
             why, said = why_returned(**_how(fate))
-            event = ended_as(goes.state, goes.reason) if goes.reason else "returned"
-            self.context.log.ended(event, own.own_name, reason=goes.reason or why, details=said, outcome="")
+            event, to = ended_as(own.state, goes.reason) if goes.reason else "returned", self._letters_of(own.state)
+            self.context.log.ended(event, own.own_name, reason=goes.reason or why, details=said, to=to, outcome="")
+
+    def _letters_of(self, state: str) -> str:
+        return (self.context.config.dead_letter_queue or "") if state == DEAD_LETTER else ""
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""

@@ -100,6 +100,7 @@ class Router:
             self._route(stopped)
         finally:
             self._mover.rest()
+            self._context.log.attend()
             with self._context.error_context("the messages wait for the next router, or a sweep"):
                 self._carriers.run()
 

@@ -284,6 +284,7 @@ def send(
         earlier = _committed_under(context, claim)
         if earlier is None:
             raise
+        context.log.ended("acked", claim.own_name, claim)
         return roll_forward(context, earlier)
     if done is None:
         raise Unavailable(f"a sweep took this process for dead, and dropped what was staged; {UNSETTLED}")

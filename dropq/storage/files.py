@@ -327,8 +327,8 @@ class Storage:
         """
         with closing(os.open(path, APPEND, self._create_mode)) as fd:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", path)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise OSError(errno.EINVAL, "it is no regular file of ours", path)
             if self._owns and not found.st_size:
                 self._own(fd, self._file_mode)
             if data := line(found.st_size):

@@ -12,9 +12,9 @@ from functools import cache
 #: Where Linux lists what is mounted; other systems have no such file.
 MOUNTS = "/proc/self/mountinfo"
 
-#: What tells this host from others of its name; not every host has it.
 #: Where Linux gives each boot of a host an id of its own.
 _BOOT = "/proc/sys/kernel/random/boot_id"
+#: What tells this host from others of its name; not every host has it.
 _MACHINE = "/etc/machine-id"
 
 #: File systems whose files change without an event here: other hosts, or programs behind the mount, change them.

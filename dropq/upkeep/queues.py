@@ -231,6 +231,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             store.rename_folder(layout.home, away)
         else:
             _decide(context, lies.moved(undecided), away, force=force)
+        context.log.forget()
         clear(root.layout, layout.base, lies.moved(away), store, wholly=True)
         if layout.is_topic:
             with suppress(OSError, DropqError):  # a sweep of the root does it

@@ -426,8 +426,9 @@ def _prune_log(sweep: Sweep) -> Iterator[None]:
     context = sweep.context
     for file in filter(FILE.fullmatch, reading.names_in(context.layout.log)):
         path, now = f"{context.layout.log}/{file}", context.clock.now_ms()
-        if now - reading.written_ms(path, gone=now) > context.config.log_age * 1000:
-            context.storage.unlink(path)
+        with sweep.passing_over(path):
+            if now - reading.written_ms(path, gone=now) > context.config.log_age * 1000:
+                context.storage.unlink(path)
         yield
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 from children import killed_at_each_call
 from forks import die_after, forked
-from helpers import FRESH, Clock, Make, base, make_queue, take
+from helpers import FRESH, Clock, Make, base, health, make_queue, take
 
 from dropq import Message, Queue, Root, work
 from dropq.cli import log as cli_log
@@ -27,6 +29,7 @@ from dropq.cli.main import main
 from dropq.events import log as log_module
 from dropq.events.log import DETAILED, LINE_LIMIT, LISTED, OUTCOMES
 from dropq.events.reader import Event, Rates, Reader
+from dropq.records.record_settlement import RecordSettlement
 from dropq.storage.files import Storage
 
 
@@ -321,8 +324,8 @@ def test_rates_are_those_of_the_last_minute(make: Make, clock: Clock) -> None:
     (folder / f"{now:%Y%m%d}-other-0.jsonl").write_text("".join(lines))
     rates = Rates(str(folder))
     rates.read(now)
-    assert rates.out(now) == pytest.approx((50 + 60) / 60)
-    assert rates.by_holder(now) == {("other", 7): pytest.approx((50 + 60) / 60)}
+    assert rates.out(now) == pytest.approx((75 + 60) / 60)  # its minute ended with its last sum
+    assert rates.by_holder(now) == {("other", 7): pytest.approx((75 + 60) / 60)}
     assert sum(rates.totals.values()) == 0
     with open(folder / f"{now:%Y%m%d}-other-0.jsonl", "a") as file:
         file.write(line(0, 1, rejected=5))
@@ -534,3 +537,156 @@ def test_log_follows_what_comes(
     monkeypatch.setattr(cli_log, "time", SimpleNamespace(sleep=sleep))
     assert main(["--root", str(queue.root.path), "log", "q", "-f", "-n", "0"]) == 130
     assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["paused", "resumed"]
+
+
+# -- what readers of the change found ------------------------------------------------------------------------------
+
+
+def test_a_line_of_any_shape_ends_no_reader(make: Make) -> None:
+    queue = make()
+    odd = [
+        b'{"event": [], "time": "x"}',
+        b'{"event": {}, "time": []}',
+        b'{"time": 7, "event": "paused"}',
+        b"null",
+        b"7",
+    ]
+    with open(file_of(queue), "ab") as file:
+        file.write(
+            b"\n".join(odd) + b'\n{"time": "2026-11-29T0{"time": "2026-11-29T08:00:00+00:00", "event": "paused"}\n'
+        )
+    assert [event.event for event in events(queue)] == ["created", "paused"]  # the torn line hides no whole one
+    assert health(queue).error is None
+
+
+def test_rates_are_told_of_sums_of_no_length_and_not_of_the_future(make: Make) -> None:
+    queue, now = make(), datetime.now(UTC)
+
+    def line(ago: float, pid: int, **counts: object) -> str:
+        return json.dumps({"time": (now - timedelta(seconds=ago)).isoformat(), "event": "sum", "pid": pid, **counts})
+
+    told = (line(5, 1, over=0.0, acked=6), line(62, 2, over=0.0, acked=100), line(-3600, 3, over=1, acked=100))
+    later = (line(200, 1, over=0.0, acked=1), line(70, 4, over=10.0, acked=60))
+    (Path(queue.layout.log) / f"{now:%Y%m%d}-h-0.jsonl").write_text("\n".join((*told, *later)) + "\n")
+    rates = Rates(queue.layout.log)
+    rates.read(now)
+    assert rates.by_holder(now) == {("h", 1): pytest.approx(0.1), ("h", 2): 0.0, ("h", 4): 0.0}
+
+
+def test_a_body_that_changes_while_its_records_are_settled_is_told_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    path = base(queue) / "target" / "lines.jsonl"
+    path.write_bytes(b"1\n2\n3\n")
+    os.utime(path, (1, 1))
+    message = take(queue)
+    write = RecordSettlement._write
+
+    def while_somebody_writes(self: RecordSettlement, *arguments: Any) -> None:
+        write(self, *arguments)
+        with open(message.path, "ab") as file:
+            file.write(b"4\n")
+
+    monkeypatch.setattr(RecordSettlement, "_write", while_somebody_writes)
+    for record in message.records():
+        record.reject("odd") if record.number == 1 else record.ack()
+    queue.close()
+    assert told(queue) == [("failed", "body_changed")]
+    assert sums(queue) == {"failed": 1}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_records_that_are_dead_letters_say_where_they_are(make: Make, is_there: bool) -> None:
+    queue = make(exhausted="dead-letter", dead_letter_queue="letters")
+    if is_there:
+        queue.root.create_queue("letters", durability="none")
+    queue.send(b"1\n2\n", type="jsonl")
+    for record in take(queue).records():
+        record.fail("odd") if record.number == 1 else record.ack()
+    (event,) = (event for event in events(queue) if event.fields.get("reason") == "failed")
+    assert (event.event, event.fields.get("to")) == (("dead-letter", "letters") if is_there else ("failed", None))
+    assert queue.counts()["error"] == (not is_there)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_tells_what_it_settled(tmp_path: Path, method: str) -> None:
+    queue = Root.create(tmp_path).create_queue("q", durability="none")
+    queue.send_many([b"x"] * 3)
+    child = multiprocessing.get_context(method).Process(target=_settle_all, args=(str(tmp_path),))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and sums(queue) == {"acked": 3}
+
+
+def _settle_all(root: str) -> None:
+    queue = Root(root).queue("q")
+    while (message := queue.receive()) is not None:
+        message.ack()
+
+
+def test_what_another_queue_of_the_name_settled_is_not_told_in_a_new_one(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    for _ in range(2):
+        queue = root.create_queue("q", durability="none")
+        queue.send(b"x")
+        take(queue).ack()
+        before = sums(queue)
+        if not before:
+            root.delete_queue("q", force=True)
+            queue.close()
+            root.create_queue("q", durability="none").close()
+            assert sums(root.queue("q")) == {}
+            root.delete_queue("q", force=True)
+
+
+def test_the_log_makes_nothing_where_a_disk_is_away(make: Make) -> None:
+    queue = make()
+    (message,) = sent(queue)
+    away = base(queue).rename(base(queue).with_name("away"))
+    base(queue).mkdir()
+    queue.context.log.act("paused")
+    assert os.listdir(base(queue)) == []
+    base(queue).rmdir()
+    away.rename(base(queue))
+    message.ack()
+
+
+def test_a_file_of_another_owner_or_name_is_not_written_to(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    path = file_of(queue)
+    os.link(path, tmp_path / "linked")
+    before = path.read_bytes()
+    queue.pause()
+    assert path.read_bytes() == before
+    (path.parent / "20260101-host-12345.jsonl").write_text('{"time": "2026-01-01T00:00:00+00:00", "event": "paused"}\n')
+    assert events(queue)[0].by == f"{getpass.getuser()}?"
+
+
+def test_a_folder_in_place_of_an_old_file_ends_no_sweep(make: Make) -> None:
+    queue = make(log_age="0s")
+    (base(queue) / ".dropq" / "log" / "20260101-host-0.jsonl").mkdir()
+    os.utime(base(queue) / ".dropq" / "log" / "20260101-host-0.jsonl", (1, 1))
+    assert queue.sweep().refused == 1
+
+
+def test_many_files_of_a_day_are_read_with_few_descriptors(make: Make) -> None:
+    queue = make()
+    for host in range(100):
+        path = base(queue) / ".dropq" / "log" / f"20260101-host{host}-0.jsonl"
+        path.write_text(json.dumps({"time": f"2026-01-01T00:00:{host % 60:02}+00:00", "event": "paused"}) + "\n")
+    before = len(os.listdir("/proc/self/fd"))
+    reading = Reader(queue.layout.log).events()
+    assert next(reading).event == "paused"
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert sum(1 for _ in reading) == 100
+
+
+def test_parts_that_are_put_together_are_told_as_requeued(make: Make) -> None:
+    queue = make()
+    id = queue.send(b"1\n2\n3\n", type="jsonl").id
+    for record in take(queue).records():
+        record.reject("odd")
+    queue.requeue(whole=True)
+    (event,) = (event for event in events(queue) if event.event == "requeued")
+    assert (event.fields["id"], event.fields["count"], event.fields["state"]) == (id, 3, "error")

@@ -69,16 +69,16 @@ def judged(states: dict[str, str], events: list[Event], kills: int) -> Iterator[
     if len(untold) > kills:
         found = [f"{id} is in {states[id]}/, and the log says {last.get(id)}" for id in untold[:5]]
         yield f"{len(untold)} messages are told wrongly after {kills} kills: {'; '.join(found)}"
-    for (id, event), count in ended.items():
-        if event != "returned" and count > 1:
-            yield f"{id} {event} {count} times"
+    for (id, outcome), count in ended.items():
+        if outcome != "returned" and count > 1:
+            yield f"{id} {outcome} {count} times"
     there = Counter(states.values())
-    for outcome, count, most in (
+    for what, count, most in (
         ("acked", sums["acked"], there["processed"]),
         ("failed and rejected", sums["failed"] + sums["rejected"], there["error"]),
     ):
         if count > most:
-            yield f"sums count {count} {outcome}, and {most} are there"
+            yield f"sums count {count} {what}, and {most} are there"
 
 
 def play(role: str, name: str, folder: Path, seed: str) -> None:
