@@ -178,6 +178,8 @@ class Demo:
         """Book what the stream has made of it."""
         self.run(f"sha256sum root/postings/target/* >> ledger && {WORK_POSTINGS}")
         self.ls("orders")
+        say("The log of the queue has what was done to its messages, and by whom:")
+        self.run("dropq log orders | cut -f 2,3,6 | tail -n 4")
 
     def ship(self) -> None:
         """Send orders on by region, and bring back the dead letter among them."""

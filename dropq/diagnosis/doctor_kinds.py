@@ -188,6 +188,10 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
             "sends with a delay fail",
             "make .dropq/delayed in the queue, and give this user, or a group of this user, wx on it",
         ),
+        "closed-log": _warning(
+            "what consumers of this user do with messages is in no log, and in no rate of `dropq top`",
+            'give this user, or a group of this user, rwx on it; or set log = "off"',
+        ),
         "sticky-folder": _warning(
             "only the owner of a message, or of the folder, may take it: what another user sends stays",
             "let the folder's owner receive; or run `chmod -t {path}`, if its users may touch each other's messages",

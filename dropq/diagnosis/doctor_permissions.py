@@ -67,6 +67,8 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
         _try_renames(probe, store, writable, hidden, tried=tried)
         if "receive" in own:
             _report_sticky_folders(probe, writable)
+            if context.config.log != "off" and reading.exists(layout.log) and not os.access(layout.log, os.W_OK):
+                probe.report("closed-log", f"{_user()} may not write {layout.log}", layout.log)
             _report_routes(probe, context)
             _report_selectors(probe, context)
         if "look" in own:

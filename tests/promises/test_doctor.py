@@ -439,7 +439,7 @@ OF_TOPICS = {"two-of-a-name", "far-receiver", "missing-view-link"}
 APART = (
     OF_TOPICS
     | {"wide-bounce", "bare-replies", "flat-queue"}
-    | {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
+    | {"closed-root", "untried", "closed-private", "closed-log", "closed-folder", "closed-delayed", "part", "no-part"}
 )
 
 
@@ -548,6 +548,18 @@ def test_a_user_who_may_write_only_in_a_queue_reads_what_that_costs(queue: Queue
         assert "closed-root" not in kinds(found)
         # What is written in .dropq/ itself is there already.
         assert ("closed-private" in kinds(found)) is (closed == meta)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_consumer_who_may_not_write_the_log_is_told(queue: Queue) -> None:
+    log = Path(queue.layout.log)
+    assert "closed-log" not in kinds(unprivileged(lambda: doctor(reopened(queue).root.context)))
+    log.chmod(0o555)
+    try:
+        found = unprivileged(lambda: doctor(reopened(queue).root.context))
+    finally:
+        log.chmod(0o755)
+    assert "closed-log" in kinds(found)
 
 
 @pytest.mark.usefixtures("plain")

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from children import killed_at_each_call
-from forks import die_after, forked
+from children import killed_at_each_call, unprivileged
+from forks import die_after, ended, fork, forked
 from helpers import FRESH, Clock, Make, base, health, make_queue, take
 
 from dropq import Message, Queue, Root, work
@@ -690,3 +690,41 @@ def test_parts_that_are_put_together_are_told_as_requeued(make: Make) -> None:
     queue.requeue(whole=True)
     (event,) = (event for event in events(queue) if event.event == "requeued")
     assert (event.fields["id"], event.fields["count"], event.fields["state"]) == (id, 3, "error")
+
+
+def test_lines_of_many_processes_stay_whole(make: Make) -> None:
+    queue = make()
+    text = "x" * 3000
+
+    def tell() -> None:
+        for number in range(100):
+            queue.context.log.ended("rejected", f"4.x{number}.B", reason=text)
+
+    children = [fork(tell) for _ in range(8)]
+    assert [ended(child) for child in children] == [0] * 8
+    assert sum(event.fields.get("reason") == text for event in events(queue)) == 800
+
+
+def test_who_may_not_write_the_log_works_on_and_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make()
+    log = base(queue) / ".dropq" / "log"
+    before = file_of(queue).read_bytes()
+    file_of(queue).chmod(0o444)
+    log.chmod(0o555)
+
+    def work() -> dict[str, int]:
+        mine = Root(queue.root.path).queue("q")
+        for _ in range(3):
+            mine.send(b"x")
+            message = mine.receive()
+            assert message is not None
+            message.reject("r")
+        mine.close()
+        return mine.counts()
+
+    try:
+        counts = unprivileged(work)
+    finally:
+        log.chmod(0o755)
+    assert counts["error"] == 3
+    assert file_of(queue).read_bytes() == before
