@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         StorageError,
         Unavailable,
     )
+    from dropq.events.reader import Event
     from dropq.format.typed import Typed
     from dropq.queue.browsing import StateStats
     from dropq.queue.bundling import RecordWriter
@@ -55,6 +56,7 @@ __all__ = [
     "DropqError",
     "Duration",
     "Edge",
+    "Event",
     "Explanation",
     "Fail",
     "Finding",
@@ -103,6 +105,7 @@ _HOMES = {
     "Diagnosis": "diagnosis.doctor_kinds",
     "Duration": "queue.message",
     "Edge": "diagnosis.graph_parts",
+    "Event": "events.reader",
     "Explanation": "diagnosis.explain",
     "Fail": "worker.loop",
     "Finding": "diagnosis.fsck_kinds",

@@ -25,6 +25,7 @@ import dropq
 import dropq.spark
 from dropq.cli import main as cli
 from dropq.errors import Unavailable
+from dropq.events import log
 from dropq.storage import reading
 
 if TYPE_CHECKING:
@@ -161,6 +162,13 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
     for queue in made:
         if queue.exists():
             queue.close()
+
+
+@pytest.fixture(autouse=True)
+def told_sums() -> Iterator[None]:
+    """Let no test write into the queues of another what it settled there."""
+    yield
+    log._UNTOLD.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -471,6 +471,8 @@ class _Checks:
 
     def _moves_on(self, limit: float) -> bool:
         """Return whether messages left in that time without a claim, as by routers, as far as the log tells."""
+        if self._standing.moves is not None:
+            return self._standing.moves
         now = utc(self._now)
         rates = Rates(self._context.layout.log, limit)
         rates.read(now)

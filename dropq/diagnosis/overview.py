@@ -119,6 +119,7 @@ class Watched:
             layout = found.context.layout
             self.is_ephemeral = layout.is_subscription and reading.exists(layout.ephemeral)
             rates = self._rates(found.context, at)
+            found.moves = rates is not None and any(rates.values())
             return Look(
                 self.name,
                 at,

@@ -163,6 +163,8 @@ class Standing:
         #: Milliseconds since the last claim, or end of a claim: each is a rename in processing/. So is a renewal, which
         #: a viewer tells apart, as the owner of the claim stays.
         self.idle_ms = self.now - reading.written_ms(context.layout.processing, gone=self.now)
+        #: Whether messages left in the last minute, where a viewer has read the log; else None.
+        self.moves: bool | None = None
         #: How many messages lie in each state; one that was committed, and whose parts have not all arrived, is held.
         self.counts: Mapping[str, int] = {
             state: known[state] if state in known else self._count(state) for state in ALL_STATES

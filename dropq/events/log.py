@@ -3,7 +3,7 @@
     .dropq/log/YYYYMMDD-HOST-UID.jsonl    one file a host, user and day, to which all their processes append
 
 A line is one write, after the rename that it tells of, and is never synced: a kill loses the line of one rename, and
-the sums of some 10 s. The log decides nothing. Who may not write it, or has no room for it, goes on as before.
+the sums of some 5 s. The log decides nothing. Who may not write it, or has no room for it, goes on as before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DETAILED, LISTED = 16 << 20, 64 << 20
 #: Characters of a detail that are kept, from its end; the next lower number, where a line is too long.
 _KEPT = (4096, 1024, 128, 0)
 #: Seconds that a process gathers what it settled, before it writes a sum.
-SUM_INTERVAL = 10.0
+SUM_INTERVAL = 5.0
 #: Milliseconds of a day.
 DAY = 86_400_000
 _NOTHING: Mapping[str, object] = {}
@@ -221,7 +221,7 @@ def _remember(sums: Sums) -> None:
     """Remember sums that have something to tell until they do, at the latest at the end of the process."""
     _UNTOLD[sums] = None
     for first in list(_UNTOLD)[:-_MOST_UNTOLD]:
-        first.tell()
+        first.tell()  # unless its queue is gone, this writes there
     if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None and len(_UNTOLD) == 1:
         # Its children end without what `atexit` has, and forget what was registered before the fork.
         multiprocessing.Finalize(None, _tell_all, exitpriority=0)

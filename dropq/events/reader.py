@@ -44,7 +44,7 @@ RATE_PERIOD = 60.0
 #: Seconds by which a line may be ahead of the file server's clock.
 _AHEAD = 60.0
 #: Seconds after which a process that works has written its next sum.
-_UNTOLD = 15.0
+_UNTOLD = 8.0
 #: How many lines that are no sums are kept.
 LAST = 10
 #: Bytes of a file, from its end, in which the sums of that time are looked for.

@@ -302,7 +302,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
 NO_MATTER = {
     "client_id", "clock", "concurrency", "correlation_id", "count", "detached", "dry_run", "expires_in", "fair", "fate",
     "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_bytes", "max_count",
-    "max_error", "message_class", "message_id", "named", "priority",
+    "max_error", "message_class", "message_id", "named", "priority", "still",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
     "send",  # what becomes of what goes out with an ack, tests/torture/output_cases.py tells
     "records",  # what becomes of the records of a message, tests/torture/record_cases.py tells
