@@ -554,9 +554,8 @@ class _Checks:
     def _written_late(self) -> Iterator[bool]:
         """Yield of each message in processed/ whose name dropq did not write whether somebody wrote to it there."""
         processed = self._context.layout.processed
-        for file in chain.from_iterable(reading.message_names(processed, self._context.config.ignore)):
-            if not tells_writes(processed):
-                return
+        listed = reading.message_names(processed, self._context.config.ignore) if tells_writes(processed) else ()
+        for file in chain.from_iterable(listed):
             if not names.tells_time(file) and MessageFile(file).name.foreign:
                 is_late = False
                 with suppress(FileNotFoundError):  # RACE: retention removed it

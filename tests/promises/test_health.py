@@ -19,6 +19,7 @@ from helpers import Clock, base, drop, health, leave_claimed, make_queue, names_
 from dropq import Message, NoSuchQueue, Queue, Root
 from dropq.cli import look
 from dropq.cli import main as cli
+from dropq.diagnosis import health as health_module
 from dropq.diagnosis.health import MAX_ERROR, Health, health_root
 from dropq.format import names
 from dropq.format.claims import Claim
@@ -668,3 +669,18 @@ def test_a_filter_that_needs_what_is_not_installed_stops_no_look_at_the_queue(
     queue.send("a")
     monkeypatch.setitem(sys.modules, "re2", None)
     assert "filtered" not in [note.kind for note in Root(queue.root.path).queue(queue.name).health().notes]
+
+
+def test_a_long_history_costs_one_look_at_its_mount(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(20):
+        queue.send(b"x")
+        take(queue).ack()
+    asked: list[str] = []
+
+    def tells_writes(folder: str) -> bool:
+        asked.append(folder)
+        return True
+
+    monkeypatch.setattr(health_module, "tells_writes", tells_writes)
+    assert health(queue).healthy
+    assert asked == [queue.layout.processed]
