@@ -555,7 +555,8 @@ def move_with_reason(
         else:
             context.reasons.keep(state, file, inode)
             return file
-    raise AssertionError("unreachable: the last name tried is unique")
+    # The last name was one that no file ever had: where nothing is ever replaced, a failing disk says so of any name.
+    raise OSError(errno.EIO, "the file system says that a new name is taken", moved)
 
 
 def set_part_aside(context: QueueContext, path: str, name: Name, reason: str, details: Mapping[str, object]) -> None:

@@ -153,9 +153,10 @@ class Claims(Settlement):
             try:
                 self._storage.move(claim.path, f"{self._layout.processed}/{file}", is_generated)
                 break
-            except FileExistsError:  # a file of the same name was archived before: both stay
+            except FileExistsError as error:  # a file of the same name was archived before: both stay
                 others = others or naming.kept_names(self.context, naming.counted(self.context, claim))
-                file = next(others)
+                if not (file := next(others, "")):  # the last one was new: a failing disk says so of any name
+                    raise storage_error(error, f"the message stays in processing/ as {claim.filename}") from error
             except OSError as error:
                 find_renewed(self.context, claim, error)
         self._ended("acked", claim.own_name, claim)

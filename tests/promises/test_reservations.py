@@ -244,3 +244,23 @@ def test_a_move_that_was_refused_is_not_taken_for_done_where_inodes_change(
     with pytest.raises(OSError, match="Read-only"):
         store.move(str(tmp_path / "message"), str(tmp_path / "kept"))
     assert (tmp_path / "message").read_bytes() == b"a"
+
+
+def test_a_disk_that_says_of_each_name_that_it_is_taken_lets_the_message_where_it_was(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+
+    def taken(self: Storage, source: str, destination: str, is_unique: object = None) -> None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+
+    monkeypatch.setattr(Storage, "move", taken)
+    for verb in (lambda: message.reject("r"), message.ack):
+        with pytest.raises(StorageError, match="the message stays in processing/"):
+            verb()
+    monkeypatch.undo()
+    assert where(queue) == {"processing": [b"a"]}
+    message.reject("r")
+    assert where(queue) == {"error": [b"a"]}
