@@ -257,7 +257,8 @@ def test_a_disk_that_says_of_each_name_that_it_is_taken_lets_the_message_where_i
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
 
     monkeypatch.setattr(Storage, "move", taken)
-    for verb in (lambda: message.reject("r"), message.ack):
+    verbs: tuple[Callable[[], object], ...] = (lambda: message.reject("r"), message.ack)
+    for verb in verbs:
         with pytest.raises(StorageError, match="the message stays in processing/"):
             verb()
     monkeypatch.undo()
