@@ -290,7 +290,7 @@ class _Inotify:
         self._groups: dict[int, dict[str, bool]] = {}
         self._changed: set[str] | None = set()
         self.fd = _done(inotify_init())
-        weakref.finalize(self, os.close, self.fd)
+        _close_with(self, self.fd)
         os.set_inheritable(self.fd, False)
         os.set_blocking(self.fd, False)
         for path in self._masks:
@@ -421,8 +421,13 @@ def _pipe(owner: object) -> tuple[int, int]:
     ends = os.pipe()
     for end in ends:
         os.set_blocking(end, False)
-        weakref.finalize(owner, os.close, end)
+        _close_with(owner, end)
     return ends
+
+
+def _close_with(owner: object, fd: int) -> None:
+    """Close a descriptor when its owner is gone; not at the end of the program, as a thread may still wait there."""
+    weakref.finalize(owner, os.close, fd).atexit = False
 
 
 def _empty(fd: int) -> None:

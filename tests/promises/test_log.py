@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pwd
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from children import killed_at_each_call, unprivileged
-from forks import die_after, ended, fork, forked
+from forks import die_after, ended, fork, forked, pool
 from helpers import FRESH, Clock, Make, base, health, make_queue, take
 
 from dropq import Message, Queue, Root, work
@@ -612,10 +611,10 @@ def test_records_that_are_dead_letters_say_where_they_are(make: Make, is_there: 
 def test_a_process_of_multiprocessing_tells_what_it_settled(tmp_path: Path) -> None:
     queue = Root.create(tmp_path).create_queue("q", durability="none")
     queue.send_many([b"x"] * 3)
-    child = multiprocessing.get_context("fork").Process(target=_settle_all, args=(str(tmp_path),))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0 and sums(queue) == {"acked": 3}
+    with pool() as processes:
+        processes.submit(_settle_all, str(tmp_path)).result(60)
+        assert sums(queue) == {}
+    assert sums(queue) == {"acked": 3}
 
 
 def _settle_all(root: str) -> None:

@@ -306,3 +306,18 @@ def test_closing_wakes_whoever_waits(tmp_path: Path) -> None:
     waiter.join(5)
     assert not waiter.is_alive()
     assert taken == []
+
+
+def test_what_a_thread_waits_with_is_open_until_the_program_has_ended(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    text = f"""
+import atexit, os, threading
+opened = lambda: set(os.listdir("/proc/self/fd"))
+atexit.register(lambda: print(before <= opened()))  # the last of all
+from dropq.storage.watch import Watch
+watch = Watch({queue.layout.target!r})
+threading.Thread(target=watch.wait, args=(60,), daemon=True).start()
+before = opened()
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
