@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +19,6 @@ from . import output
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError
 
-#: How often the looks that are due begin, in seconds, while somebody may ask for them at any moment.
-TICK = 0.2
 #: Seconds that a client may take to ask.
 PATIENCE = 10
 
@@ -45,10 +42,7 @@ def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen
         return OK if viewer.is_listed and all(are_read) else NEGATIVE
     while True:
         _write(textfile, exporter.text(viewer))
-        until = time.monotonic() + interval
-        while (left := until - time.monotonic()) > 0:
-            viewer.refresh()
-            time.sleep(min(TICK, left))
+        viewer.keep_up(interval)
 
 
 def _write(path: str, text: str) -> None:
@@ -94,8 +88,7 @@ def _serve(viewer: Viewer, exporter: Exporter, host: str, port: int) -> int:
     output.note(f"metrics are at http://{where}:{server.server_address[1]}/metrics")
     try:
         while True:
-            viewer.refresh()
-            time.sleep(TICK)
+            viewer.keep_up(60)
     finally:
         server.shutdown()
 

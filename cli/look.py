@@ -65,8 +65,6 @@ PLAIN = {
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
 #: The same of `ls`.
 SPARE_COUNTS = ("working", "processed", "expired")
-#: The columns of `ls --ages`, one for each of the look's ages: at most so old, and older than the one before.
-AGE_NAMES = ("1s", "10s", "1m", "10m", "1h", "6h", "1d", "older")
 #: How many messages are searched for the properties that a filter names.
 CHECKED = 1000
 #: Bytes of a body that `show` shows on a terminal.
@@ -132,7 +130,7 @@ def ls(
 def _ages(shell: Shell, queues: list[str] | None, by: str | None, state: str, *, header: bool) -> int:
     if queues is None or len(queues) != 1:
         raise UsageError("--ages is of one queue: name it")
-    from dropq.diagnosis.standing import ages_by
+    from dropq.diagnosis.standing import AGE_NAMES, ages_by
 
     queue = shell.queue(queues[0])
     with queue.context.error_context("nothing was changed"):

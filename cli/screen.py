@@ -14,6 +14,7 @@ import typer
 
 from dropq.diagnosis.metrics import findings
 from dropq.diagnosis.overview import Look, Seen, Viewer
+from dropq.diagnosis.standing import AGE_NAMES
 from dropq.durations import format_duration
 from dropq.format.claims import client_part
 from dropq.format.names import is_temporary
@@ -21,7 +22,6 @@ from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
 from . import output
-from .look import AGE_NAMES
 from .output import NEGATIVE, OK, Record
 from .shell import Shell, handling
 
@@ -31,12 +31,11 @@ COLUMNS = ("queue", "state", "waiting", "oldest", "in", "out", "held", "delayed"
 SPARE = ("delayed", "in", "because", "out", "held", "oldest", "error", "state")
 #: The columns of holders, and of what went by.
 HOLDERS, EVENTS = ("holder", "held", "changed", "settles", "status"), ("time", "event", "id", "reason", "by")
-#: How often the looks that are due begin, in seconds.
-TICK = 0.2
 #: Characters of why that the screen shows of a queue among others, at least; and of a screen that are for the rest.
 BRIEF, BESIDE = 60, 70
-#: Another screen of the terminal, which is left at the end; to its corner; to the end of the line, and of the screen.
-ENTER, LEAVE, HOME, CLEAR, REST = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[K", "\x1b[J"
+#: Another screen of the terminal, which is left at the end; to its corner; clear a line's rest, and begin the next;
+#: clear the screen's rest.
+ENTER, LEAVE, HOME, CLEAR, REST = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[K\n", "\x1b[J"
 #: The states of queues, the worst first; each has the kinds of what health says that make it so.
 STATES = {
     "silent": (),
@@ -62,7 +61,7 @@ def top(shell: Shell, name: str | None, interval: float, sort: str | None, count
         return OK
     for number in range(count or 1):
         if number:
-            _rest(viewer, interval)
+            viewer.keep_up(interval)
         now = time.monotonic()
         for seen in _ordered(viewer, sort, now):
             shell.line(_whole(seen, now) if shell.json else _short(record_of(seen, now)), COLUMNS)
@@ -85,7 +84,7 @@ def _draw_again(screen: _Screen, viewer: Viewer, interval: float, count: int | N
                 count = None if count is None else count - 1
                 if count == 0:
                     break
-                _rest(viewer, interval)
+                viewer.keep_up(interval)
     except KeyboardInterrupt:
         lines = []
     finally:
@@ -93,13 +92,6 @@ def _draw_again(screen: _Screen, viewer: Viewer, interval: float, count: int | N
         output.flush()
     for line in lines:
         output.put(line)
-
-
-def _rest(viewer: Viewer, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        viewer.refresh()
-        time.sleep(min(left, TICK))
 
 
 # -- a queue as a line -------------------------------------------------------------------------------------------
@@ -226,7 +218,7 @@ class _Screen:
         fits = ["\x1b" in line or cell_len(line) <= self._width for line in lines]
         lines = [line if each else set_cell_size(line, self._width) for line, each in zip(lines, fits, strict=True)]
         shown = lines if len(lines) < rows else [*lines[: max(rows - 2, 0)], f"... {len(lines) - rows + 2} more lines"]
-        sys.stdout.write(f"{HOME}{''.join(f'{line}{CLEAR}{os.linesep}' for line in shown)}{REST}")
+        sys.stdout.write(f"{HOME}{''.join(f'{line}{CLEAR}' for line in shown)}{REST}")
         output.flush()
         return lines
 

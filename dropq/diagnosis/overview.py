@@ -35,6 +35,8 @@ PAUSE, RESTS, EACH = 1.0, 10, 0.01
 TOGETHER = 4
 #: Seconds after which a look counts as without an answer, and another queue may be looked at beside it.
 PATIENCE = 5.0
+#: How often looks that have become due begin, in seconds.
+TICK = 0.2
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,13 @@ class Viewer:
             )
             for seen in waiting[: max(TOGETHER - running, 0)]:
                 self._begin(seen, partial(self._look, seen))
+
+    def keep_up(self, seconds: float) -> None:
+        """Begin the looks that become due within these seconds, and return after them."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.refresh()
+            time.sleep(min(left, TICK))
 
     def wait(self, timeout: float = math.inf) -> bool:
         """Wait until each queue has been looked at once, or does not answer; return whether that is so."""

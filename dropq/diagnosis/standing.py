@@ -13,6 +13,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from dropq.durations import format_duration
 from dropq.format import names
 from dropq.format.claims import Claim, client_of
 from dropq.format.layout import ALL_STATES
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: The ages by which messages are counted, in seconds; the last count is of those that are older.
 AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
+#: What these counts are called: at most so old, and older than the one before.
+AGE_NAMES = (*map(format_duration, AGES), "older")
 #: Bytes at the start of a name that tells its time: a priority of one digit, and the second.
 _SECOND = len("4.1234567890")
 _ALL_BUT_PRIORITY = slice(2, _SECOND)
@@ -193,12 +196,7 @@ class Standing:
         return max(self.oldest.values(), default=None)
 
     def _since(self, file: str, state: str = "target") -> int:
-        """Return since when a message counts as waiting, by docs/protocol.md, in ms."""
-        known = names.since_at_a_glance(file)
-        if known is not None:
-            return known
-        name = MessageFile(file).name
-        return name.since or name.timestamp or self.changed(f"{self.context.layout.folder(state)}/{file}")
+        return _since(self.context, state, file, self.now)
 
     def _due(self, file: str) -> int:
         """Return when a delayed message is due, in ms; without a time of its own it is due when it came."""
@@ -291,7 +289,7 @@ def ages_by(context: QueueContext, state: str, by: str | None) -> Ages:
     others = _no_ages()
     for files in reading.message_names(folder, context.config.ignore):
         for file in files:
-            place = age_class((now - _came(context, state, file, now)) / 1000)
+            place = age_class((now - _since(context, state, file, now)) / 1000)
             found.total[place] += 1
             if by is not None:
                 value = _value(context, file, by)
@@ -305,8 +303,8 @@ def _no_ages() -> list[int]:
     return [0] * (len(AGES) + 1)
 
 
-def _came(context: QueueContext, state: str, file: str, now: int) -> int:
-    """Return since when a message counts as waiting, or, where it does not wait, when it was sent, in ms."""
+def _since(context: QueueContext, state: str, file: str, now: int) -> int:
+    """Return since when a message counts as waiting, by docs/protocol.md, or, where it does not wait, its sending."""
     if (known := names.since_at_a_glance(file)) is not None:
         return known
     name = MessageFile(file).name
