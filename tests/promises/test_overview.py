@@ -253,34 +253,36 @@ def test_a_property_of_many_values_takes_no_more_than_the_first(make: Make) -> N
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Let looks at queues whose names begin with `dead` wait until the test ends, and count as silent soon."""
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let looks at queues whose names begin with `dead` wait until the test ends; return which looks so began."""
     end = threading.Event()
     look = overview_module.Watched.look
+    began: list[str] = []
 
     def waiting(self: overview_module.Watched) -> Look:
         if self.name.startswith("dead"):
+            began.append(self.name)
             end.wait()
             raise NoSuchQueue(self.name)
         return look(self)
 
     monkeypatch.setattr(overview_module.Watched, "look", waiting)
-    monkeypatch.setattr(overview_module, "PATIENCE", 0.2)
-    yield end
+    yield began
     end.set()
 
 
 def test_queues_that_do_not_answer_keep_no_other_waiting_and_are_looked_at_once(
-    tmp_path: Path, hanging: threading.Event
+    tmp_path: Path, hanging: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(overview_module, "PATIENCE", 0.2)
     root = Root.create(tmp_path)
     for name in (*(f"dead{number}" for number in range(6)), *(f"q{number}" for number in range(20))):
         root.create_queue(name, durability="none")
     viewer = Viewer(root.context)
     assert viewer.wait(30)
     seen = viewer._seen
-    assert {name for name, one in seen.items() if one.look is None} == {f"dead{number}" for number in range(6)}
-    running = threading.active_count()
+    dead = {f"dead{number}" for number in range(6)}
+    assert {name for name, one in seen.items() if one.look is None} == dead
     first = seen["q0"].looked
     for one in seen.values():
         one.due = 0.0
@@ -290,11 +292,26 @@ def test_queues_that_do_not_answer_keep_no_other_waiting_and_are_looked_at_once(
         return seen["q0"].looked > first
 
     until(is_looked_at_again, "the next look")
-    assert threading.active_count() <= running + overview_module.TOGETHER + 1  # the listing
+    assert sorted(hanging) == sorted(dead)
     text = Exporter().text(viewer)
     assert 'dropq_up{queue="dead0"} 0' in text and 'dropq_up{queue="q0"} 1' in text
     looks = root.overview()
     assert sum(look.health.error is not None for look in looks) == 6
+
+
+def test_a_viewer_looks_at_four_queues_at_once_while_they_may_still_answer(
+    tmp_path: Path, hanging: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_module, "PATIENCE", float("inf"))
+    root = Root.create(tmp_path)
+    names = [f"dead{number}" for number in range(10)]
+    for name in names:
+        root.create_queue(name, durability="none")
+    viewer = Viewer(root.context, names)
+    for _ in range(3):
+        viewer.refresh()
+    assert sum(seen.began is not None for seen in viewer.all()) == overview_module.TOGETHER
+    until(lambda: len(hanging) == overview_module.TOGETHER, "four looks")
 
 
 def test_a_viewer_sees_queues_come_and_go(tmp_path: Path) -> None:
