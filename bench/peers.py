@@ -345,6 +345,8 @@ POLICIES = (
     with_policy("max_backlog, priority of bodies", max_backlog=1000, priority="INSTR(/, 'x')", message_type="text"),
     with_policy("barrier_expression", barrier_expression="JMSType = 'none'"),
     with_policy("max_backlog, proportional", max_backlog=1000, fairness_model="proportional"),
+    with_policy("log off", log="off"),
+    with_policy("log of all", log="all"),
 )
 
 

@@ -367,6 +367,24 @@ def test_what_lies_in_place_of_todays_file_hinders_no_message(
     assert hindrance != "a link" or "dropq" not in Path("/etc/passwd").read_text()
 
 
+@pytest.mark.host
+def test_a_file_that_nobody_may_change_hinders_no_message(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make()
+    path = file_of(queue)
+    if not shutil.which("chattr") or subprocess.run(["chattr", "+i", path], check=False).returncode:
+        pytest.skip("to make a file immutable takes root, and a file system that can")
+    try:
+        before = path.read_bytes()
+        for message in sent(queue, 3):
+            message.reject("r")
+        assert queue.counts()["error"] == 3
+        assert path.read_bytes() == before
+        assert sum("what goes by is not in the log" in record.message for record in caplog.records) == 1
+        queue.sweep()
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
+
+
 def test_a_full_disk_and_a_missing_folder_hinder_no_message(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
 

@@ -1,7 +1,8 @@
 """What the log says after a storm: from it alone, the last state of each message, but for one message a kill at most.
 
 Producers, workers that fail one message in twenty and refuse one in fifty, scripts that send by `mv`, and a sweep are
-killed at random. The log has all: acks, too.
+killed at random. The log has all: acks, too. Then a message fails until the file of the day is full, which stops at its
+limit, tells acts all the same, and whose sums count each failure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from helpers import timed
 
 from dropq import Root
-from dropq.events.log import OUTCOMES
+from dropq.events.log import LINE_LIMIT, LISTED, OUTCOMES
 from dropq.events.reader import Event, Reader
 from dropq.lifecycle.timing import Timing
 from torture.crowd import Crowd, send_by_hand
@@ -29,6 +30,8 @@ FAILURES, REFUSALS = 1 / 20, 1 / 50
 #: Seconds between two messages of a producer: the workers keep up.
 PAUSE = 0.002
 QUEUE: dict[str, Any] = {"durability": "none", "redelivery_delay": 0, "redelivery_attempts": 2, "log": "all"}
+#: What a failure says that fills the log, in bytes; and how often it fails after that.
+TRACEBACK, BEYOND = 16 << 10, 1000
 #: What the last line about a message may say, by the state that it is in; None stands for no line.
 LAST: dict[str, tuple[str | None, ...]] = {
     "processed": ("acked",),
@@ -38,6 +41,46 @@ LAST: dict[str, tuple[str | None, ...]] = {
 
 
 def run(options: Options) -> Iterable[Row]:
+    """Return a row of the storm; and, for its figures, of a log that gets full."""
+    rows = [storm(options)]
+    return [*rows, full(options.folder / "full")] if options.long else rows
+
+
+def full(folder: Path) -> Row:
+    """Let a message fail until its log takes no more failures, and purge it."""
+    row = Row("a message that fails until the log is full")
+    queue = Root.create(folder).create_queue("q", **{**QUEUE, "redelivery_attempts": 10_000_000, "log": "failures"})
+    queue.send(b"")
+    with queue.subscribe() as subscription:
+
+        def fail() -> None:
+            message = subscription.receive(None)
+            assert message is not None
+            message.fail("it fails", traceback="x" * TRACEBACK)
+            row.cases += 1
+
+        fail()
+        (file,) = Path(queue.layout.log).iterdir()
+        while file.stat().st_size < LISTED:
+            fail()
+        for _ in range(BEYOND):
+            fail()
+    queue.purge()
+    queue.context.log.close()
+    size, events = file.stat().st_size, list(Reader(queue.layout.log).events())
+    told, sums = Counter(event.event for event in events), [event for event in events if event.event == "sum"]
+    if size > LISTED + LINE_LIMIT * (len(sums) + 2):
+        row.wrong.append(f"the log has {size} bytes")
+    if told["purged"] != 1:
+        row.wrong.append(f"a purge is told {told['purged']} times")
+    if (counted := sum(int(event.fields.get("returned", 0)) for event in sums)) != row.cases:
+        row.wrong.append(f"{row.cases} failures, of which sums count {counted}")
+    if not 0 < told["returned"] <= row.cases - BEYOND:
+        row.wrong.append(f"{row.cases} failures, of which {told['returned']} have a line")
+    return row
+
+
+def storm(options: Options) -> Row:
     """Rage, let a sweep return what the dead held, and hold the log against the folders."""
     crowd = Crowd(options.folder, options.seed, ROLES, play)
     queue = crowd.root.create_queue("q", **QUEUE)
@@ -49,7 +92,7 @@ def run(options: Options) -> Iterable[Row]:
     events = list(Reader(queue.layout.log).events())
     row.cases = len(states)
     row.wrong += judged(states, events, crowd.kills)
-    return [row]
+    return row
 
 
 def judged(states: dict[str, str], events: list[Event], kills: int) -> Iterator[str]:
