@@ -7,6 +7,7 @@ import gc
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,8 @@ from forks import die_after
 
 from dropq import Message, Queue, Root
 from dropq.diagnosis import health as health_module
+from dropq.events.log import OUTCOMES
+from dropq.events.reader import Event, Reader
 from dropq.lifecycle.timing import Timing
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
@@ -161,6 +164,25 @@ def private(queue: Queue, name: str) -> list[str]:
     """The names in a private folder of a queue."""
     folder = base(queue) / ".dropq" / name
     return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def events(queue: Queue, **chosen: Any) -> list[Event]:
+    """What the log of a queue says, without sums."""
+    return [event for event in Reader(queue.layout.log).events(**chosen) if event.event != "sum"]
+
+
+def told(queue: Queue) -> list[tuple[str, object]]:
+    """The events of a queue's log, with their reasons; not that it was made."""
+    return [(event.event, event.fields.get("reason")) for event in events(queue) if event.event != "created"]
+
+
+def sums(queue: Queue) -> Counter[str]:
+    """All that the sums in a queue's log count."""
+    found = Counter[str]()
+    for event in Reader(queue.layout.log).events():
+        if event.event == "sum":
+            found += Counter({key: int(value) for key, value in event.fields.items() if key in OUTCOMES})
+    return found
 
 
 def drop(queue: Queue, name: str, body: bytes) -> None:

@@ -371,9 +371,11 @@ class Moves:
             state, is_here = os.path.basename(source), to.layout.home == self._layout.home
             was_held = "returned" if state == "processing" else ""
             outcome = "" if state in SETTLED else was_held if is_here else "moved"
+            file = self._sidecars.file(filename)
             self._ended(
                 event,
-                self._sidecars.file(filename).own_name,
+                file.own_name,
+                file.claim if state == "processing" else None,
                 to=to.name,
                 state=state,
                 outcome=outcome,
@@ -485,8 +487,9 @@ class Moves:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         if event:
-            outcome = "" if state in SETTLED else "removed"
-            self._ended(event, self._sidecars.file(file).own_name, state=state, outcome=outcome)
+            outcome, told = "" if state in SETTLED else "removed", self._sidecars.file(file)
+            claim = told.claim if state == "processing" else None
+            self._ended(event, told.own_name, claim, state=state, outcome=outcome)
         self.context.reasons.drop(state, file, inode)
         credits.free(self.context, file)
         sync_settled(self.context, self._layout.folder(state))

@@ -20,35 +20,16 @@ from typing import Any
 import pytest
 from children import killed_at_each_call, unprivileged
 from forks import die_after, ended, fork, forked, pool
-from helpers import FRESH, Clock, Make, base, health, make_queue, take
+from helpers import FRESH, Clock, Make, base, drop, events, health, make_queue, names_in, sums, take, told
 
 from dropq import Message, Queue, Root, work
 from dropq.cli import log as cli_log
 from dropq.cli.main import main
 from dropq.events import log as log_module
-from dropq.events.log import DETAILED, LINE_LIMIT, LISTED, OUTCOMES
-from dropq.events.reader import Event, Rates, Reader
+from dropq.events.log import DETAILED, LINE_LIMIT, LISTED
+from dropq.events.reader import Rates, Reader
 from dropq.records.record_settlement import RecordSettlement
 from dropq.storage.files import Storage
-
-
-def events(queue: Queue, **chosen: Any) -> list[Event]:
-    """What the log of a queue says, without sums."""
-    return [event for event in Reader(queue.layout.log).events(**chosen) if event.event != "sum"]
-
-
-def told(queue: Queue) -> list[tuple[str, object]]:
-    """The events of a queue's log, with their reasons; not that it was made."""
-    return [(event.event, event.fields.get("reason")) for event in events(queue) if event.event != "created"]
-
-
-def sums(queue: Queue) -> Counter[str]:
-    """All that the sums in a queue's log count."""
-    found = Counter[str]()
-    for event in Reader(queue.layout.log).events():
-        if event.event == "sum":
-            found += Counter({key: int(value) for key, value in event.fields.items() if key in OUTCOMES})
-    return found
 
 
 def file_of(queue: Queue) -> Path:
@@ -239,6 +220,143 @@ def test_log_off_writes_nothing_and_all_has_acks(make: Make, tmp_path: Path) -> 
         queue.close()
     assert os.listdir(off.layout.log) == []
     assert Counter(event.event for event in events(everything)) == {"created": 1, "acked": 2, "returned": 1}
+
+
+# -- what others do by renames of their own ----------------------------------------------------------------------
+
+#: The names that DropboxMQ 1.2 gave to messages on their ways.
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent.parent / "vectors" / "dropboxmq-1.2-names.json").read_text()
+)
+TAKE = Path(__file__).parents[2] / "examples" / "shell" / "take.sh"
+#: What precedes a name where a DropboxMQ client, or a script, holds the message; the last has a lease of a minute.
+CLIENT, PLAIN, LEASED = "client7~", "", "sh-0123456789-1,{lease},1~"
+
+
+def held_by_other(queue: Queue, prefix: str) -> tuple[str, str]:
+    """Send a message, and take it as other programs do, by a rename; return its id, and its file name then."""
+    id = queue.send(b"x").id
+    (name,) = names_in(queue, "target")
+    claim = prefix.format(lease=queue.root.clock.now_ms() + 60_000) + name
+    os.rename(base(queue) / "target" / name, base(queue) / "processing" / claim)
+    return id, claim
+
+
+@pytest.mark.parametrize("end", ["processed", "error", "expired"])
+def test_what_a_dropboxmq_takes_and_settles_is_in_no_line_and_no_sum(make: Make, end: str) -> None:
+    queue = make(dropboxmq=True, log="all", timing=FRESH)
+    held = list[tuple[Path, Path]]()
+    for case in VECTORS:
+        if name := case.get(f"{end}_name"):
+            drop(queue, case["target_name"], b"x")
+            claim = base(queue) / "processing" / case.get("processing_name", name)
+            held.append(((base(queue) / "target" / case["target_name"]).rename(claim), base(queue) / end / name))
+    sent(queue)[0].ack()
+    queue.sweep()
+    for claim, settled in held:
+        claim.rename(settled)
+    queue.sweep()
+    queue.close()
+    assert len(held) == queue.counts()[end] - (end == "processed") > 0
+    assert told(queue) == [("acked", None)]
+    assert sums(queue) == {"acked": 1}
+
+
+def test_what_a_script_takes_and_settles_is_in_no_line_and_no_sum(make: Make) -> None:
+    queue = make(log="all")
+    sent(queue)[0].ack()
+    for command in ("true", "false"):
+        drop(queue, f"{command}.csv", b"x")
+        subprocess.run(["sh", TAKE, queue.root.path, "q", command], check=command == "true")
+    queue.close()
+    assert (queue.counts()["processed"], queue.counts()["error"]) == (2, 1)
+    assert told(queue) == [("acked", None)]
+    assert sums(queue) == {"acked": 1}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "line"),
+    [
+        (CLIENT, {"reason": "foreign", "owner": "client7", "delivery": 1}),
+        (PLAIN, {"reason": "foreign", "owner": "", "delivery": 1}),
+        (LEASED, {"reason": "lease", "owner": "sh-0123456789-1", "delivery": 1}),
+    ],
+)
+def test_what_a_sweep_takes_from_another_program_is_told_with_its_holder(
+    make: Make, clock: Clock, prefix: str, line: dict[str, object]
+) -> None:
+    queue = make(dropboxmq=True, timing=FRESH)
+    id, _ = held_by_other(queue, prefix)
+    queue.sweep(foreign_older_than=100)
+    clock.advance(200)
+    queue.sweep(foreign_older_than=100)
+    queue.close()
+    (event,) = events(queue)[1:]
+    assert event.event == "returned"
+    assert event.fields == {"id": id, "pid": os.getpid(), **line}
+    assert sums(queue) == {"returned": 1}
+
+
+def test_what_a_sweep_takes_from_a_distributor_of_a_topic_is_told_as_failed(tmp_path: Path, clock: Clock) -> None:
+    queue = Root.create(tmp_path, clock=clock, dropboxmq=True).create_topic("t", durability="none").queue
+    (base(queue) / "processing" / "dist~4.1795332982430000-0000000001.T").write_bytes(b"x")
+    clock.advance(200)
+    queue.sweep(foreign_older_than=100)
+    queue.close()
+    (event,) = events(queue)
+    assert (event.event, event.fields["reason"], event.fields["owner"]) == ("failed", "foreign_claim", "dist")
+    assert event.fields["id"] == "1795332982430000-0000000001"
+    assert sums(queue) == {"failed": 1}
+
+
+@pytest.mark.parametrize("prefix", [CLIENT, PLAIN, LEASED])
+@pytest.mark.parametrize(
+    ("act", "event", "outcome"),
+    [
+        (lambda queue, id: queue.requeue([id], state="processing"), "requeued", "returned"),
+        (lambda queue, id: queue.move(queue.root.queue("other"), [id], state="processing"), "moved", "moved"),
+        (lambda queue, id: queue.expire([id]), "expired", "expired"),
+        (lambda queue, id: queue.purge([id], state="processing"), "purged", "removed"),
+    ],
+)
+def test_what_an_administrator_takes_from_another_program_has_a_line(
+    make: Make, prefix: str, act: Callable[[Queue, str], object], event: str, outcome: str
+) -> None:
+    queue = make(dropboxmq=True)
+    queue.root.create_queue("other", durability="none")
+    id, _ = held_by_other(queue, prefix)
+    act(queue, id)
+    assert [(each.event, each.fields["id"]) for each in events(queue)[1:]] == [(event, id)]
+    owner = {CLIENT: "client7", LEASED: "sh-0123456789-1"}.get(prefix)
+    assert (events(queue)[1].fields.get("owner") or None) == owner
+    queue.close()
+    assert sums(queue) == {outcome: 1}
+
+
+def test_a_reject_of_what_a_script_holds_is_told_with_the_script_as_owner(make: Make) -> None:
+    queue = make(leasing="sublet")
+    command = ["--root", str(queue.root.path), "reject", "q"]
+    ids = list[str]()
+    for number in range(2):
+        id, receipt = held_by_other(queue, LEASED)
+        assert main([*command, (id, receipt)[number], "--reason", "bad"]) == 0
+        ids.append(id)
+    queue.close()
+    assert told(queue) == [("rejected", "rejected")] * 2
+    assert [event.fields["id"] for event in events(queue)[1:]] == ids
+    assert {event.fields["owner"] for event in events(queue)[1:]} == {"sh-0123456789-1"}
+    assert sums(queue) == {"rejected": 2}
+
+
+@pytest.mark.parametrize("prefix", [CLIENT, PLAIN])
+def test_a_settlement_that_is_refused_as_another_program_holds_the_message_has_no_line(make: Make, prefix: str) -> None:
+    queue = make(dropboxmq=True, leasing="sublet", log="all")
+    for name in held_by_other(queue, prefix):
+        assert main(["--root", str(queue.root.path), "reject", "q", name, "--reason", "bad"]) == 1
+        assert not queue.ack(name)
+    queue.close()
+    assert queue.counts()["processing"] == 1
+    assert told(queue) == [] and sums(queue) == {}
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------

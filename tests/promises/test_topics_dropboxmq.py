@@ -20,9 +20,9 @@ from unittest import mock
 
 import pytest
 from forks import DIED, forked
-from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
+from helpers import FRESH, Clock, base, drop, files, names_in, take, timed, where
 
-from dropq import DropqError, InvalidName, NoSuchQueue, Queue, Root, Unavailable
+from dropq import DropqError, InvalidName, Message, NoSuchQueue, Queue, Root, Unavailable
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
 from dropq.lifecycle import queue_notes
 from dropq.storage import reading, system_calls
@@ -365,6 +365,35 @@ def test_dropboxmq_could_publish_and_subscribe_between_any_two_steps_of_dropq(ro
     walk_as_dropboxmq(root.path)
     assert len(steps) > 200
     assert [queue.name for queue in root.queues()] == ["a", "a.b", "a.b/nl.me.no-local", "a/above.c", "view"]
+
+
+def seen_by_dropboxmq(root: Path) -> dict[str, int]:
+    """How many files, hidden ones too, lie in each folder below a root that a DropboxMQ may list: none in a .dropq."""
+    seen = {}
+    for folder, below, names in os.walk(root):
+        seen[os.path.relpath(folder, root)] = len(names)
+        below[:] = [name for name in below if name != ".dropq"]
+    return seen
+
+
+def test_the_log_changes_nothing_that_dropboxmq_lists(tmp_path: Path, clock: Clock) -> None:
+    seen, logs = {}, {}
+    for level in ("off", "all"):
+        path = tmp_path / level
+        Root.create(path, clock=clock, dropboxmq=True)
+        (path / "dropq.toml").write_text(f'format = 1\n[defaults]\ndurability = "none"\nlog = "{level}"\n')
+        everything(root := opened(Root(path, clock=clock)))
+        root.create_queue("q", dropboxmq=True).send_many([b"1", b"2", b"3"])
+        for queue in (root.queue("q"), root.queue("a/above.c")):
+            for settle in (Message.ack, Message.nack, partial(Message.reject, reason="r")):
+                settle(take(queue))
+        walk_as_dropboxmq(path)
+        seen[level] = seen_by_dropboxmq(path)
+        logs[level] = {str(log.parent.relative_to(path)) for log in path.rglob("*.jsonl")}
+    assert seen["all"] == seen["off"]
+    homes = ("q/incoming", "topic-root/a/b/.incoming", "topic-root/a/.subscriptions/above.c")
+    assert logs["off"] == set()
+    assert logs["all"] >= {f"{home}/.dropq/log" for home in homes}
 
 
 def dies_at(step: int, now: int) -> None:

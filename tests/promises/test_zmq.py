@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from helpers import base, drop, files, health, names_in, take, until, where
+from helpers import base, drop, events, files, health, names_in, sums, take, told, until, where
 from workers import reason_in
 
 from dropq import Queue, Root
@@ -369,6 +369,47 @@ def test_a_header_that_is_wrong_refuses_its_message_and_no_other(queue: Queue, h
         assert answers[b"2"][:2] == [b"0", b""]
         assert answers[b"2"][2]
         assert sorted(where(queue)["target"]) == [b"1", b"3"]
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_tells_how_each_delivery_to_a_consumer_ended_and_who_held_it(tmp_path: Any) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", durability="none", log="all")
+    queue.send(b"too large")
+    acked, refused, kept = (queue.send(body).id.encode() for body in (b"a", b"b", b"c"))
+    with served(queue, max_size=8, ack_timeout=600) as serving:
+        consumer = serving.consumer()
+        out = {frames[1]: frames[:2] for frames in (consumer.recv_multipart() for _ in range(3))}
+        owners = {str(message.owner) for message in queue.browse("processing")}
+        consumer.send_multipart([*out[acked], b"1"])
+        until(lambda: queue.counts()["processed"] == 1, "the ack")
+        consumer.send_multipart([*out[refused], b"0"])
+        consumer.send_multipart([*consumer.recv_multipart()[:2], b"1"])
+        until(lambda: queue.counts()["processed"] == 2, "the ack of what came again")
+        consumer.close()  # `kept` is still out when the server ends
+    too_large, *rest = [event.fields for event in events(queue)[1:]]
+    assert told(queue)[0] == ("rejected", "rejected") and "--max-size lets 8 out" in str(too_large["detail"])
+    assert told(queue)[1:] == [("acked", None), ("returned", "nack"), ("acked", None), ("returned", "released")]
+    assert [str(line["id"]).encode() for line in rest] == [acked, refused, refused, kept]
+    assert [line["delivery"] for line in rest] == [1, 1, 2, 1]
+    assert {rest[number]["owner"] for number in (0, 1, 3)} == owners
+    assert all(str(line["owner"]).startswith(f"zmq-{os.getpid()}-") for line in (too_large, *rest))
+    assert sums(queue) == {"rejected": 1, "acked": 2, "returned": 2}
+
+
+def test_an_ack_that_comes_late_is_told_once_after_the_return(tmp_path: Any) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", durability="none", log="all", leasing="sublet")
+    queue.send(b"body")
+    with served(queue, ack_timeout=0.2) as serving:
+        late = (consumer := serving.consumer()).recv_multipart()
+        serving.server._consumers.deliver = lambda: None  # type: ignore[method-assign]
+        until(lambda: where(queue) == {"target": [b"body"]}, "the end of its time")
+        consumer.send_multipart([*late[:2], b"1"])
+        until(lambda: where(queue) == {"processed": [b"body"]}, "the late ack")
+    *before, last = [event for event, _ in told(queue)]
+    assert last == "acked" and set(before) == {"returned"}
+    assert sums(queue) == {"acked": 1, "returned": len(before)}
 
 
 # -- the monitor -------------------------------------------------------------------------------------------------------

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import base, died, drop, make_queue, next_moment, take, where
+from helpers import base, died, drop, make_queue, names_in, next_moment, take, where
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 from test_spark_streams import below
 
 import dropq.spark
 from dropq import DropqError, Queue
+from dropq.events.log import OUTCOMES
+from dropq.events.reader import Reader
 from dropq.spark.columns import SCHEMA
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.open_claims import SETTING, OpenClaims, claim_id
@@ -85,6 +88,42 @@ def test_a_block_that_runs_again_for_an_error_after_its_write_sends_its_messages
         assert (where(queue), where(out)) == ({"target": [b"10", b"20"]}, {"target": [b"10", b"20"]})
     block(fails=False)
     assert (where(queue), where(out)) == ({"processed": [b"10", b"20"]}, {"target": [b"10", b"20"]})
+
+
+@pytest.mark.parametrize("level", ["failures", "all"])
+def test_the_log_tells_each_message_of_a_block_once_and_its_job_once(
+    spark: SparkSession, tmp_path: Path, level: str
+) -> None:
+    queue = make_queue(tmp_path / "root", log=level)
+    out = queue.root.create_queue("out", durability="none")
+    ids = [sent.id for sent in queue.send_many([b"1", b"2", b"3"])]
+
+    def block(*, fails: bool) -> None:
+        with claimed(spark, queue) as frame:
+            assert frame.count() == 3
+            save(frame, out, "{claim}")
+            if fails:
+                raise ValueError("after the write")
+
+    with pytest.raises(ValueError, match="after the write"):
+        block(fails=True)
+    block(fails=False)
+    lines, totals = told(queue)
+    ends = {"returned": 1, "acked": 2} if level == "all" else {"returned": 1}  # with the number of the delivery
+    assert lines == Counter((event, id, number) for event, number in ends.items() for id in ids)
+    assert totals == {"returned": 3, "acked": len(names_in(queue, "processed"))} == {"returned": 3, "acked": 3}
+    assert [event.fields["count"] for event in Reader(out.layout.log).events() if event.event == "committed"] == [3]
+
+
+def told(queue: Queue) -> tuple[Counter[tuple[object, ...]], Counter[str]]:
+    """What a queue's log says: how deliveries to Spark ended, with ids and numbers; and the totals of its sums."""
+    lines, totals = Counter[tuple[object, ...]](), Counter[str]()
+    for event in Reader(queue.layout.log).events():
+        if event.event == "sum":
+            totals.update({key: int(value) for key, value in event.fields.items() if key in OUTCOMES})
+        elif str(event.fields.get("owner")).startswith("spark-"):
+            lines[event.event, event.fields["id"], event.fields["delivery"]] += 1
+    return lines, totals
 
 
 def test_two_writes_of_a_block_under_one_name_are_an_error_and_two_claims_have_one_name(

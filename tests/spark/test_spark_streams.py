@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import Clock, base, make_queue, names_in, until, where
+from helpers import Clock, base, events, make_queue, names_in, sums, until, where
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import LongType, StringType, StructType
 from stream_driver import STOPS, start
@@ -389,6 +389,30 @@ def test_spark_may_name_where_its_checkpoint_is(queue: Queue) -> None:
     fill(queue, 3)
     assert asked(queue, {"checkpointLocation": "/c", "maxmessagespertrigger": "2", "CLIENTID": "me"})["batch"] == 1
     assert [name.split("-")[0] for name in names_in(queue, "processing")] == ["me", "me"]
+
+
+@pytest.mark.parametrize("level", ["failures", "all"])
+def test_the_log_tells_each_message_of_a_stream_once_though_spark_kills_its_reader(
+    spark: SparkSession, tmp_path: Path, level: str
+) -> None:
+    queue = make_queue(tmp_path / "root", log=level)
+    fill(queue, 5)
+    fails = iter([False, True])
+
+    def each(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        if next(fails, False):
+            raise RuntimeError("once")
+
+    query = stream(spark, queue, maxMessagesPerTrigger=2)
+    with pytest.raises(PySparkException, match="once"):
+        ended(work(query, tmp_path / "checkpoint", each))
+    ended(work(query, tmp_path / "checkpoint", each))
+    ids = sorted(message.id for message in queue.browse("processed"))
+    assert len(ids) == 5
+    acked = [str(event.fields["id"]) for event in events(queue) if event.event == "acked"]
+    assert sorted(acked) == (ids if level == "all" else [])
+    assert sums(queue) == {"acked": 5}
 
 
 # -- a driver that is killed -------------------------------------------------------------------------------------------
