@@ -139,9 +139,12 @@ class Watched:
             return Look(self.name, at, health.unusable(self._root, self.name, error), took=time.monotonic() - began)
 
     def _note_claims(self, found: Standing) -> None:
-        """Take renewals for no change: a holder that hangs has its lease renewed all the same."""
+        """Take renewals for no change: a holder that hangs has its lease renewed all the same.
+
+        Where no claim can be renewed, a change in processing/ is a message that moved.
+        """
         owners = frozenset(file.claim.owner if file.claim else file.filename for file in found.claimed)
-        if owners != self._owners:
+        if owners != self._owners or not any(file.claim and file.claim.ours for file in found.claimed):
             self._owners, self._since = owners, found.now - found.idle_ms
         found.idle_ms = found.now - self._since
 

@@ -185,6 +185,18 @@ def test_a_holder_that_hangs_and_renews_its_lease_does_not_move_the_queue(make: 
     message.ack()
 
 
+def test_a_queue_that_scripts_empty_between_two_looks_does_not_stand_still(make: Make, clock: Clock) -> None:
+    queue = make(log="off")
+    queue.send_many([b"x"] * 3)
+    watched = overview_module.Watched(queue.root.context, "q", 60)
+    for _ in range(4):
+        os.utime(queue.layout.processing, (clock.ms / 1000, clock.ms / 1000))  # as two mv leave it
+        assert watched.look().still == ""
+        clock.advance(30)
+    clock.advance(40)
+    assert watched.look().still
+
+
 def test_a_queue_that_moves_does_not_stand_still(make: Make, clock: Clock) -> None:
     queue = make()
     queue.send_many([b"x"] * 3)
