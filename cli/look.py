@@ -99,14 +99,10 @@ def ls(
         raise UsageError("--by goes with --ages")
     records: list[dict[str, object]] = []
 
-    from dropq.diagnosis.standing import Standing
-
     def count(name: str) -> None:
         queue = shell.queue(name)
-        with queue.context.error_context("nothing was changed"):
-            found = Standing(queue.context)
-            elsewhere = {"routed": found.routed, "in_transit": found.in_transit}
-        records.append({"queue": queue.name, **found.counts, **elsewhere, "paused": queue.paused})
+        elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
+        records.append({"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused})
 
     found = shell.queues(queues) + ([] if queues else away_names(shell.root.context))
     names = found if queues or everything else [name for name in found if not is_temporary(name)]

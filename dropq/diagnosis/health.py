@@ -55,8 +55,6 @@ __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", 
 MAX_ERROR = 0
 #: Seconds for which nobody takes or settles a message before a queue stands still.
 STILL = 60.0
-#: From this many deaths of its holders on, a message is reported.
-DEATHS = 4
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
 #: How many messages of processed/ are looked at for a write after their ack; fsck looks at all.
@@ -342,15 +340,12 @@ class _Checks:
 
     def _killers(self) -> Iterator[Reason]:
         """Report the messages whose holders died, or lost their leases, again and again."""
-        held = (file.filename for file in self._claimed if names.may_have_deaths(file.filename))
-        files = (*self._standing.waiting.deaths, *self._standing.delayed.deaths, *held)
-        known = [MessageFile(file).name for file in files]
-        if killers := [name for name in known if name.died >= DEATHS]:
-            worst = max(killers, key=lambda name: name.died)
-            text = f"{count_of(len(killers))} whose holders died or lost their leases, one {worst.died} times"
-            id = shlex.quote(self._context.sidecars.full(worst).id)
+        killers, (most, file) = self._standing.marks.killers, self._standing.marks.worst
+        if killers:
+            text = f"{count_of(killers)} whose holders died or lost their leases, one {most} times"
+            id = shlex.quote(self._context.sidecars.full(MessageFile(file).name).id)
             way_out = f"`dropq show {self._name} {id}` shows it; max_deliveries in queue.toml ends such a message"
-            yield Reason("kills-its-holders", f"{text}: {way_out}", len(killers))
+            yield Reason("kills-its-holders", f"{text}: {way_out}", killers)
 
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic; report at once what blocks them all."""
@@ -500,9 +495,7 @@ class _Checks:
             yield Reason("filter-rest", "filter_rest does nothing here, as the filter chooses what comes in")
         if self._filtered:
             yield Reason("filtered", f"{count_of(self._filtered)} that {self._why_filtered}", self._filtered)
-        letters = sum(names.is_letter(file.filename) is not None for file in self._claimed)
-        letters += self._standing.waiting.letters + self._standing.delayed.letters
-        if letters:
+        if letters := self._standing.marks.letters:
             text = f"{count_of(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts back those whose dead-letter queue this is"
             yield Reason("letters", f"{text}; {way_back}", letters)

@@ -1,6 +1,6 @@
 """The look: what one pass over a queue's names, and its log, say of it; and a viewer that looks again and again.
 
-`ls`, `health`, `top` and `metrics` show it.
+`top` and `metrics` show it.
 """
 
 from __future__ import annotations

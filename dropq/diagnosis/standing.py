@@ -1,13 +1,12 @@
 """What stands in a queue: counts, ages and holders, by one listing of each folder, in constant memory.
 
-`ls`, `health`, `top` and `metrics` have this one, and no listing of their own.
+`health`, `top` and `metrics` have this one, and no listing of their own; `ls` has its counts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
@@ -20,8 +19,7 @@ from dropq.format.layout import ALL_STATES
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import claimed_messages, committed_files
-from dropq.lifecycle.transfers import Row, given_messages, in_transit
-from dropq.policies import routes
+from dropq.lifecycle.transfers import Row, given_messages
 from dropq.storage import reading
 from dropq.storage.clock import utc
 
@@ -32,16 +30,30 @@ if TYPE_CHECKING:
 AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
 #: What these counts are called: at most so old, and older than the one before.
 AGE_NAMES = (*map(format_duration, AGES), "older")
-#: Bytes at the start of a name that tells its time: a priority of one digit, and the second.
-_SECOND = len("4.1234567890")
-_ALL_BUT_PRIORITY = slice(2, _SECOND)
-_START = itemgetter(slice(_SECOND))
+#: From this many deaths of its holders on, a message is reported.
+DEATHS = 4
+
+
+class Marks:
+    """What the markers in names tell: dead letters, and messages whose holders die again and again."""
+
+    def __init__(self) -> None:
+        self.letters = 0
+        #: How many have DEATHS, and the most deaths, with the name that tells them.
+        self.killers = 0
+        self.worst = (0, "")
+
+    def add(self, files: Iterable[str]) -> None:
+        """Take in the names of messages."""
+        for file in files:
+            self.letters += names.is_letter(file) is not None
+            if names.may_have_deaths(file) and (died := MessageFile(file).name.died) >= DEATHS:
+                self.killers += 1
+                self.worst = max(self.worst, (died, file))
 
 
 class Waiting:
-    """What the names of one state tell: how many there are, and how old they are, and what health asks of names.
-
-    Ages are told to the second. A foreign name that begins like a coded one, such as 4.1795940105.csv, counts by that.
+    """What the names of one state tell: how many there are, and how old they are; the rest goes to `marks`.
 
     Args:
         since: returns since when a message counts as waiting there, in ms, by its file name.
@@ -49,74 +61,44 @@ class Waiting:
         by_id: whether `since` is the time in a generated id, unless the name says another.
     """
 
-    def __init__(self, now: int, since: Callable[[str], int], *, kept: int = 0, by_id: bool = True) -> None:
+    def __init__(
+        self, now: int, since: Callable[[str], int], marks: Marks, *, kept: int = 0, by_id: bool = True
+    ) -> None:
         self._now = now
         self._since = since
+        self._marks = marks
         self._by_id = by_id
         self._kept = kept
         self.count = 0
         #: Since when the oldest waits, in ms, and its file name; None without messages.
         self.oldest: tuple[int, str] | None = None
         #: How many are of each age, see AGES.
-        self.ages = [0] * (len(AGES) + 1)
-        #: How many are dead letters.
-        self.letters = 0
-        #: Names that may tell of deaths of their holders.
-        self.deaths: list[str] = []
+        self.ages = _no_ages()
         #: The first names.
         self.first: list[str] = []
 
     def add(self, files: list[str]) -> None:
-        """Take in the names of messages, which are quick to judge by their first bytes."""
+        """Take in the names of messages: all together where they are alike, as nearly all are."""
         self.count += len(files)
-        if len(self.first) < self._kept:
-            self.first += files[: self._kept - len(self.first)]
-        if names.has_marks("\n".join(files)):  # most names have none, and are quickly looked through together
-            self.letters += sum(names.is_letter(file) is not None for file in files)
-            self.deaths += filter(names.may_have_deaths, files)
-            self._add_slowly([file for file in files if names.tells_since(file)])
-            files = [file for file in files if not names.tells_since(file)]
-        if not self._by_id:
-            return self._add_slowly(files)
-        starts = Counter(map(_START, files))
-        if odd := {start for start in starts if not _tells_second(start)}:
-            self._add_slowly([file for file in files if file[:_SECOND] in odd])
-            files = [file for file in files if file[:_SECOND] not in odd]
-        seconds = {start: int(start[_ALL_BUT_PRIORITY]) * 1000 for start in starts.keys() - odd}
-        for start, second in seconds.items():
-            self._count_age(second + 500, starts[start])  # to half a second
-        self._find_oldest(files, seconds)
-
-    def _find_oldest(self, files: list[str], seconds: Mapping[str, int]) -> None:
-        """Take in the oldest of names that begin with a second, in ms; ask `since` for as few of them as will do."""
-        for start, second in sorted(seconds.items(), key=itemgetter(1)):
-            if self.oldest is not None and second >= self.oldest[0]:
-                return
-            least = min(files) if len({start[0] for start in seconds}) == 1 else ""
-            found = (self._since(least) if least.startswith(start) else 0, least)
-            if not second <= found[0] < second + 1000:  # several priorities, or a name of another form
-                found = min((self._since(file), file) for file in files if file.startswith(start))
-            self._take_older(found)
+        self.first += files[: max(self._kept - len(self.first), 0)]
+        if names.has_marks("\n".join(files)):
+            self._marks.add(files)
+        times = (names.sent_together(files) if self._by_id else None) or [*map(self._since, files)]
+        if not times:
+            return
+        least = min(times)
+        if self.oldest is None or least < self.oldest[0]:
+            self.oldest = least, files[times.index(least)]
+        times.sort()
+        older = len(times)
+        for place, age in enumerate(AGES):
+            at_most, older = older, bisect_left(times, self._now - age * 1000, 0, older)
+            self.ages[place] += at_most - older
+        self.ages[-1] += older
 
     def older_than(self, age: int) -> int:
         """Return how many have waited for longer than one of AGES."""
         return sum(self.ages[AGES.index(age) + 1 :])
-
-    def _add_slowly(self, files: list[str]) -> None:
-        for file in files:
-            since = self._since(file)
-            self._count_age(since, 1)
-            self._take_older((since, file))
-
-    def _take_older(self, found: tuple[int, str]) -> None:
-        self.oldest = found if self.oldest is None else min(self.oldest, found)
-
-    def _count_age(self, since: int, count: int) -> None:
-        self.ages[age_class((self._now - since) / 1000)] += count
-
-
-def _tells_second(start: str) -> bool:
-    return len(start) == _SECOND and start[0].isdecimal() and start[1] == "." and start[_ALL_BUT_PRIORITY].isdecimal()
 
 
 def age_class(seconds: float) -> int:
@@ -152,12 +134,15 @@ class Standing:
     def __init__(self, context: QueueContext, *, kept: int = 0) -> None:
         self.context = context
         self.now = context.clock.now_ms()
-        self.waiting = Waiting(self.now, self._since, kept=kept)
-        self.delayed = Waiting(self.now, self._due, by_id=False)
+        #: What the names of messages tell that wait, are delayed or held.
+        self.marks = Marks()
+        self.waiting = Waiting(self.now, self._since, self.marks, kept=kept)
+        self.delayed = Waiting(self.now, self._due, self.marks, by_id=False)
         for state, found in (("target", self.waiting), ("delayed", self.delayed)):
             for files in reading.message_names(context.layout.folder(state), context.config.ignore):
                 found.add(files)
         self.claimed = claimed_messages(context)
+        self.marks.add(file.filename for file in self.claimed)
         known = {
             "target": self.waiting.count,
             "delayed": self.delayed.count,
@@ -243,19 +228,9 @@ class Standing:
     # -- elsewhere -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def routed(self) -> dict[str, int]:
-        """How many messages lie in each folder of routing/ that has any."""
-        return routes.routed(self.context.layout, self.context.config.ignore)
-
-    @cached_property
     def given(self) -> list[tuple[Row, str]]:
         """The messages that are on their way to other file systems: the row, and the file name there."""
         return list(given_messages(self.context.layout))
-
-    @cached_property
-    def in_transit(self) -> dict[str, int]:
-        """How many messages are on their way to each queue on another file system."""
-        return in_transit(self.context.layout)
 
 
 #: How many values `ages_by` tells apart.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -577,6 +577,8 @@ _START = re.compile(rf"({_PRIORITY})\.(\d{{5}})", re.ASCII).match
 _PLAIN_END = len(".0000000000000000-0000000000.B")
 _WITH_ID = re.compile(_PRIORITY + r"\.(\d{16}-\d{10})(?:-\d+)?\.", re.ASCII).match
 _SENT = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
+#: Finds the times of the names that `_SENT` matches; NUL comes before each name.
+_ALL_SENT = re.compile(r"\0-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?![^.\0])").findall
 _SINCE = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
 _NOT_BEFORE = re.compile(r"[.&]JMS_dropq_notBeforeL=([0-9]{13})(?![^&.])").search
 _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
@@ -626,6 +628,13 @@ def since_at_a_glance(filename: str) -> int | None:
     if match and tells_since(own_name):
         match = _SINCE(own_name)
     return int(match[1]) if match else None
+
+
+def sent_together(filenames: Sequence[str]) -> list[int] | None:
+    """Return what `since_at_a_glance` returns for each name; None if one of them has to be looked at by itself."""
+    text = "\0".join(["", *filenames])
+    times = [] if "~" in text or tells_since(text) else _ALL_SENT(text)
+    return list(map(int, times)) if len(times) == len(filenames) else None
 
 
 def has_marks(filename: str) -> bool:

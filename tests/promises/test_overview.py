@@ -26,6 +26,7 @@ from dropq.diagnosis import overview as overview_module
 from dropq.diagnosis.metrics import Exporter, findings
 from dropq.diagnosis.overview import Viewer
 from dropq.diagnosis.standing import Standing, ages_by
+from dropq.storage import reading
 
 
 def look_at(queue: Queue) -> Look:
@@ -64,6 +65,21 @@ def test_a_look_has_counts_ages_and_holders(make: Make, clock: Clock) -> None:
         assert (holder.client, holder.held, holder.status) == ("ann", 1, "held")
         assert holder.subscription == subscription.id
     assert look_at(queue).consumers == 0
+
+
+def test_ls_counts_names_and_looks_at_no_file(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = make()
+    queue.send(b"x")
+    Path(queue.layout.target, "report.csv").write_text("x")
+
+    def changed(path: str, **gone: int) -> int:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(reading, "changed_ms", changed)
+    assert main(["--root", str(queue.root.path), "ls"]) == 0
+    assert lines(capsys)[0].startswith("q\t2\t")
 
 
 def test_a_root_is_looked_at_queue_by_queue_and_one_that_cannot_be_read_has_its_error(tmp_path: Path) -> None:
