@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from typing import Any, NoReturn
 
 import typer
 
 from dropq.diagnosis.metrics import CONTENT_TYPE, Exporter
-from dropq.diagnosis.overview import Viewer
-from dropq.errors import QueueExists
+from dropq.diagnosis.overview import TICK, Viewer
+from dropq.errors import NoSuchQueue, QueueExists
+from dropq.lifecycle.queue_notes import why_away
 from dropq.storage.failures import describe
+from dropq.storage.files import Storage
 
 from . import output
 from .output import NEGATIVE, OK, unescape
@@ -33,35 +36,36 @@ def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen
         raise UsageError(f"--textfile {textfile}: the collector reads files whose names end in .prom")
     names = [unescape(name) for name in queues] if queues else None
     viewer, exporter = Viewer(shell.root.context, names), Exporter()
+    if names or listen is None:
+        viewer.wait()
+    for seen in viewer.all() if names else ():
+        error = seen.look and seen.look.health.error
+        if isinstance(error, NoSuchQueue) and not why_away(shell.root.layout, seen.watched.name):
+            raise error
     if listen is not None:
         return _serve(viewer, exporter, *_address(listen))
-    viewer.wait()
     if textfile is None:
         output.put(exporter.text(viewer, counters=False).removesuffix("\n"))
         are_read = (seen.look is not None and seen.look.health.error is None for seen in viewer.all())
         return OK if viewer.is_listed and all(are_read) else NEGATIVE
+    _keep_written(viewer, exporter, os.path.abspath(textfile), interval)
+
+
+def _keep_written(viewer: Viewer, exporter: Exporter, path: str, interval: float) -> NoReturn:
+    """Replace a file again and again; once that was possible, it goes on also while its folder is away."""
+    said: bool | None = None  # whether it was said that it cannot be written; None before the first time
     while True:
-        _write(textfile, exporter.text(viewer))
-        viewer.keep_up(interval)
-
-
-def _write(path: str, text: str) -> None:
-    """Replace a file, so that a reader finds the old one or the new one."""
-    draft = f"{path}.{os.getpid()}"
-    try:
         try:
-            with open(draft, "x") as file:
-                file.write(text)
-            os.replace(draft, path)
-        except FileExistsError:
-            os.unlink(draft)  # of a process that died and had this number
-            return _write(path, text)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
-    except OSError as error:
-        raise QueueExists(f"{path} cannot be written: {describe(error)}") from error
+            Storage("none").write_small(path, exporter.text(viewer).encode())
+            said = False
+        except OSError as error:
+            why = f"{path} cannot be written: {describe(error)}"
+            if said is None:
+                raise QueueExists(why) from error
+            if not said:
+                output.note(f"warning: {why}; it is tried again")
+            said = True
+        viewer.keep_up(interval)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -72,58 +76,43 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _serve(viewer: Viewer, exporter: Exporter, host: str, port: int) -> int:
-    """Answer until the process is ended; looks go on in threads of their own."""
+    """Answer until the process is ended; the looks that become due meanwhile begin in threads of their own."""
     lock = threading.Lock()
 
-    def text() -> str:
-        with lock:
-            return exporter.text(viewer)
+    class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE
 
-    try:
-        server = _Server((host, port), text)
-    except OSError as error:
-        raise QueueExists(f"{host}:{port} cannot be listened at: {describe(error)}") from error
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    where = f"[{host}]" if ":" in host else host
-    output.note(f"metrics are at http://{where}:{server.server_address[1]}/metrics")
-    try:
-        while True:
-            viewer.keep_up(60)
-    finally:
-        server.shutdown()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
-        self.text = text
-        if ":" in address[0]:
-            import socket
-
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = PATIENCE
-
-    def do_GET(self) -> None:
-        """Answer with the last looks."""
-        if self.path.partition("?")[0] != "/metrics":
-            return self.send_error(404)
-        assert isinstance(self.server, _Server)
-        body = self.server.text().encode()
-        self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                return self.send_error(404)
+            with lock:
+                body = exporter.text(viewer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
             self.wfile.write(body)
 
-    def do_HEAD(self) -> None:
-        """Answer without the body."""
-        self.do_GET()
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing: a scrape comes every few seconds."""
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: a scrape comes every few seconds."""
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        address_family = AF_INET6 if ":" in host else AF_INET
+
+        def service_actions(self) -> None:
+            viewer.refresh()
+
+        def handle_error(self, *request: Any) -> None:
+            if not isinstance(sys.exception(), OSError):  # a scrape that was cut short is no news
+                super().handle_error(*request)
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        raise QueueExists(f"{host}:{port} cannot be listened at: {describe(error)}") from error
+    where = f"[{host}]" if ":" in host else host
+    output.note(f"metrics are at http://{where}:{server.server_address[1]}/metrics")
+    with server:
+        server.serve_forever(TICK)
+    return OK

@@ -98,12 +98,13 @@ def _samples(seen: Seen, now: float) -> Iterator[tuple[Sample, float]]:
         yield Sample("dropq_up", queue), float(is_up)
     if look is None:
         return
-    yield Sample("dropq_look_age_seconds", queue), now - seen.looked
-    yield Sample("dropq_consumers", queue), look.consumers
+    yield Sample("dropq_look_age_seconds", queue), round(now - seen.looked, 3)
+    if look.health.error is None:
+        yield Sample("dropq_consumers", queue), look.consumers
     for state, count in look.counts.items():
         yield Sample("dropq_messages", queue, "state", state), count
     for state, age in look.oldest.items():
-        yield Sample("dropq_oldest_seconds", queue, "state", state), age
+        yield Sample("dropq_oldest_seconds", queue, "state", state), round(age, 3)
     for kind in findings(look):
         yield Sample("dropq_finding", queue, "kind", kind), 1
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -437,15 +441,49 @@ def test_metrics_once_say_by_their_exit_whether_all_could_be_read(
     command = ["--root", str(tmp_path), "metrics"]
     assert main(command) == 0
     assert 'dropq_messages{queue="q",state="target"} 1' in lines(capsys)
-    assert main([*command, "other"]) == 1
-    assert 'dropq_up{queue="other"} 0' in lines(capsys)
     (tmp_path / "q" / "queue.toml").write_text("nonsense = 1\n")
-    assert main(command) == 1
+    for named in ((), ("q",)):
+        assert main([*command, *named]) == 1
+        text = capsys.readouterr().out
+        assert 'dropq_up{queue="q"} 0' in text and "dropq_consumers{" not in text
     assert main([*command, "--textfile", "q.txt"]) == 2
     assert main([*command, "--textfile", "x.prom", "--listen", "127.0.0.1:0"]) == 2
     assert main([*command, "--listen", "9590"]) == 2
     assert main([*command, "--textfile", str(tmp_path / "nowhere" / "x.prom")]) == 73
     assert main([*command, "--listen", "192.0.2.1:9590"]) == 73
+
+
+def test_metrics_of_a_queue_that_is_not_there_name_one_that_is_like_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Root.create(tmp_path / "root")
+    root.create_queue("orders", durability="none")
+    for more in ((), ("--listen", "127.0.0.1:0"), ("--textfile", str(tmp_path / "x.prom"))):
+        assert main(["--root", str(root.path), "metrics", "ordres", *more]) == 66
+        told = capsys.readouterr()
+        assert "is it 'orders'?" in told.err and not told.out
+
+
+def test_a_textfile_whose_folder_goes_away_is_written_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Root.create(tmp_path / "root")
+    folder, steps = tmp_path / "textfiles", iter(range(5))
+    folder.mkdir()
+
+    def sleep(seconds: float) -> None:
+        number = next(steps)
+        if number == 0:
+            shutil.rmtree(folder)
+        elif number == 3:
+            folder.mkdir()
+        elif number == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Viewer, "keep_up", lambda self, seconds: sleep(seconds))
+    assert main(["--root", str(root.path), "metrics", "--textfile", str(folder / "q.prom")]) == 130
+    assert (folder / "q.prom").exists()
+    assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 def test_a_textfile_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,26 +503,78 @@ def test_a_textfile_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.M
     assert all(text.startswith("# HELP dropq_messages") and text.endswith("\n") for text in found)
 
 
-def test_prometheus_is_answered_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, int], bool]], int]:
+    """Run an exporter of a root with a queue q, until what is given its address returns true; return its exit."""
     root = Root.create(tmp_path)
     root.create_queue("q", durability="none")
-    notes: list[str] = []
-    monkeypatch.setattr(output, "note", notes.append)
+
+    def serve(ask: Callable[[str, int], bool]) -> int:
+        notes: list[str] = []
+        refresh, ended = Viewer.refresh, threading.Event()
+
+        def asking() -> None:
+            host, port = re.findall(r"http://(.+):(\d+)/metrics", notes[0])[0]
+            try:
+                until(lambda: ask(host, int(port)), "the answer")
+            finally:
+                ended.set()
+
+        asker = threading.Thread(target=asking)
+
+        def refreshing(self: Viewer) -> None:
+            refresh(self)
+            if threading.current_thread() is threading.main_thread():
+                if asker.ident is None:
+                    asker.start()
+                if ended.is_set():
+                    raise KeyboardInterrupt
+
+        monkeypatch.setattr(output, "note", notes.append)
+        monkeypatch.setattr(Viewer, "refresh", refreshing)
+        code = main(["--root", str(root.path), "metrics", "--listen", "127.0.0.1:0"])
+        asker.join()
+        return code
+
+    return serve
+
+
+def test_prometheus_is_answered_over_http(served: Callable[[Callable[[str, int], bool]], int]) -> None:
     asked: list[tuple[int, str, str]] = []
 
-    def sleep(seconds: float) -> None:
-        address = notes[0].rpartition(" ")[2]
-        with urlopen(address) as answer:
-            text = answer.read().decode()
-        if 'dropq_up{queue="q"' in text:
-            asked.append((answer.status, answer.headers["Content-Type"], text))
-            raise KeyboardInterrupt
+    def ask(host: str, port: int) -> bool:
+        with urlopen(f"http://{host}:{port}/metrics") as answer:
+            asked.append((answer.status, answer.headers["Content-Type"], answer.read().decode()))
+        return 'dropq_up{queue="q"' in asked[-1][2]
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert main(["--root", str(root.path), "metrics", "--listen", "127.0.0.1:0"]) == 130
-    ((status, kind, text),) = asked
+    assert served(ask) == 130
+    status, kind, text = asked[-1]
     assert status == 200 and kind.startswith("text/plain; version=0.0.4")
     assert 'dropq_up{queue="q"} 1' in text
+
+
+def test_a_scrape_that_is_cut_short_is_no_news(
+    served: Callable[[Callable[[str, int], bool]], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = threading.Event()
+    end = ThreadingHTTPServer.shutdown_request
+
+    def ending(self: ThreadingHTTPServer, request: socket.socket) -> None:
+        end(self, request)
+        ended.set()
+
+    monkeypatch.setattr(ThreadingHTTPServer, "shutdown_request", ending)
+
+    def ask(host: str, port: int) -> bool:
+        with socket.create_connection((host, port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+        return ended.wait(60)
+
+    assert served(ask) == 130
+    assert capsys.readouterr().err == ""
 
 
 # -- top -----------------------------------------------------------------------------------------------------------
