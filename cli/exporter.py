@@ -39,14 +39,14 @@ def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen
     if names or listen is None:
         viewer.wait()
     for seen in viewer.all() if names else ():
-        error = seen.look and seen.look.health.error
-        if isinstance(error, NoSuchQueue) and not why_away(shell.root.layout, seen.watched.name):
+        error = seen.last and seen.last.health.error
+        if isinstance(error, NoSuchQueue) and not why_away(shell.root.layout, seen.name):
             raise error
     if listen is not None:
         return _serve(viewer, exporter, *_address(listen))
     if textfile is None:
         output.put(exporter.text(viewer, counters=False).removesuffix("\n"))
-        are_read = (seen.look is not None and seen.look.health.error is None for seen in viewer.all())
+        are_read = (seen.last is not None and seen.last.health.error is None for seen in viewer.all())
         return OK if viewer.is_listed and all(are_read) else NEGATIVE
     _keep_written(viewer, exporter, os.path.abspath(textfile), interval)
 

@@ -1,4 +1,4 @@
-"""Commands that show queues, their counts and health, and messages. They change nothing."""
+"""Commands that show queues, their counts, health and metrics, and messages. They change nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.health import Health
 
+#: The columns of queues in `top`.
+QUEUE_COLUMNS = ("queue", "state", "waiting", "oldest", "in", "out", "held", "delayed", "error", "because")
 #: The columns of messages, and the further columns of some states.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
@@ -84,7 +86,7 @@ def ls(
     by: Annotated[
         str | None, option("--by NAME", "With --ages, a line for each value of a property, or for each `type`.")
     ] = None,
-    state: Annotated[State, state("With --ages, the state to count.")] = "target",
+    state: Annotated[State | None, state("With --ages, the state to count; target by default.")] = None,
 ) -> int:
     """List queues, with the number of messages in each state.
 
@@ -94,9 +96,9 @@ def ls(
     """
     shell = Shell(ctx)
     if ages:
-        return _ages(shell, queues, by, state, header=header)
-    if by is not None:
-        raise UsageError("--by goes with --ages")
+        return _ages(shell, queues, by, state or "target", header=header)
+    if by is not None or state is not None:
+        raise UsageError(f"{'--state' if by is None else '--by'} goes with --ages")
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
@@ -131,7 +133,8 @@ def _ages(shell: Shell, queues: list[str] | None, by: str | None, state: str, *,
     queue = shell.queue(queues[0])
     with queue.context.error_context("nothing was changed"):
         found = ages_by(queue.context, state, by)
-    groups = [("value", value, counts) for value, counts in found.of_value.items()]
+    none = "(none)" if shell.on_terminal else ""
+    groups = [("value", value or none, counts) for value, counts in found.of_value.items()]
     groups += [("other", "other", counts) for counts in (found.others,) if counts is not None]
     groups.append(("total", "total" if by else queue.name, found.total))
     records: list[Record] = [
@@ -525,3 +528,47 @@ def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> 
 def _known_as(message: Message) -> str:
     """Return a key that no later message has: the file name, and the inode where another file may have that name."""
     return message.file if is_unique(message.name) else f"{message.file}/{reading.inode_or_none(message.path)}"
+
+
+def top(
+    ctx: typer.Context,
+    name: QueueOrRoot = None,
+    interval: Annotated[float, duration("--interval", "The time between two screens.")] = 2.0,
+    sort: Annotated[
+        str | None, option("--sort COLUMN", f"By {', '.join(QUEUE_COLUMNS)}, the largest first; else the worst first.")
+    ] = None,
+    count: Annotated[
+        int | None, option("-n N", "End after N looks; by default 1 into a pipe and with --json.", min=1)
+    ] = None,
+) -> int:
+    """Show all queues as a screen, or one of them.
+
+    The worst queue comes first. Of one queue it shows what is wrong, ages, holders, last failures and acts.
+    IN and OUT are messages a second in the last minute, by the log; OUT is what was settled, IN what came. They are
+    about right: what scripts settle is in neither. Ctrl-C ends it. Into a pipe, or with --json, it prints N looks as
+    lines.
+    """
+    from .screen import top as show
+
+    return show(Shell(ctx), name, interval, sort, count)
+
+
+def metrics(
+    ctx: typer.Context,
+    queues: QueueNames = None,
+    textfile: Annotated[
+        str | None, option("--textfile FILE", "Write FILE, which ends in .prom, again and again for node_exporter.")
+    ] = None,
+    listen: Annotated[
+        str | None, option("--listen ADDRESS", "Answer Prometheus at ADDR:PORT; who reaches that address may read.")
+    ] = None,
+    interval: Annotated[float, duration("--interval", "The time between two files.")] = 15.0,
+) -> int:
+    """Write metrics of queues, in the text format of Prometheus.
+
+    With neither --textfile nor --listen it prints the gauges once, and exits with 1 when a queue could not be read.
+    No answer waits for a disk: of a queue that does not answer it gives the last values, their age, and dropq_up 0.
+    """
+    from .exporter import metrics as write
+
+    return write(Shell(ctx), queues, textfile, listen, interval)

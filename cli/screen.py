@@ -8,12 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import count
 
 import typer
 
 from dropq.diagnosis.metrics import findings
-from dropq.diagnosis.overview import Look, Seen, Viewer
+from dropq.diagnosis.overview import Look, Viewer, Watched
 from dropq.diagnosis.standing import AGE_NAMES
 from dropq.durations import format_duration
 from dropq.format.claims import client_part
@@ -22,34 +24,26 @@ from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
 from . import output
+from .look import QUEUE_COLUMNS as COLUMNS
 from .output import NEGATIVE, OK, Record
 from .shell import Shell, handling
 
-#: The columns of queues.
-COLUMNS = ("queue", "state", "waiting", "oldest", "in", "out", "held", "delayed", "error", "because")
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("delayed", "in", "because", "out", "held", "oldest", "error", "state")
 #: The columns of holders, and of what went by.
 HOLDERS, EVENTS = ("holder", "held", "changed", "settles", "status"), ("time", "event", "id", "reason", "by")
 #: Characters of why that the screen shows of a queue among others, at least; and of a screen that are for the rest.
 BRIEF, BESIDE = 60, 70
-#: Another screen of the terminal, which is left at the end; to its corner; clear a line's rest, and begin the next;
-#: clear the screen's rest.
-ENTER, LEAVE, HOME, CLEAR, REST = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[K\n", "\x1b[J"
-#: The states of queues, the worst first; each has the kinds of what health says that make it so.
-STATES = {
-    "silent": (),
-    "UNREAD": ("storage", "configuration"),
-    "STILL": ("still",),
-    "unwell": (),
-    "full": ("full",),
-    "paused": ("paused",),
-    "ok": (),
-}
+#: To the corner of a terminal; clear a line's rest, and begin the next; clear the screen's rest.
+HOME, CLEAR, REST = "\x1b[H", "\x1b[K\n", "\x1b[J"
+#: The states of queues, the worst first; and those that a kind of what health says puts a queue in.
+STATES = ("silent", "unread", "still", "unhealthy", "full", "paused", "ok")
+_OF_KIND = {"storage": "unread", "configuration": "unread", "still": "still", "full": "full", "paused": "paused"}
 
 
-def top(shell: Shell, name: str | None, interval: float, sort: str | None, count: int | None) -> int:
+def top(shell: Shell, name: str | None, interval: float, sort: str | None, last: int | None) -> int:
     """Show the looks, again and again; the arguments are those of `dropq top`."""
+    sort = sort and sort.lower()
     if sort is not None and sort not in COLUMNS:
         raise typer.BadParameter(f"there is no column {sort}: {', '.join(COLUMNS)}", param_hint="'--sort'")
     if name is not None:
@@ -57,9 +51,9 @@ def top(shell: Shell, name: str | None, interval: float, sort: str | None, count
     viewer = Viewer(shell.root.context, None if name is None else [name])
     viewer.wait()
     if shell.on_terminal and os.environ.get("TERM") not in (None, "dumb", "unknown"):
-        _draw_again(_Screen(shell, viewer, name, sort), viewer, interval, count)
+        _draw_again(shell, viewer, interval, sort, last)
         return OK
-    for number in range(count or 1):
+    for number in range(last or 1):
         if number:
             viewer.keep_up(interval)
         now = time.monotonic()
@@ -70,52 +64,43 @@ def top(shell: Shell, name: str | None, interval: float, sort: str | None, count
     return OK if viewer.is_listed else NEGATIVE
 
 
-def _draw_again(screen: _Screen, viewer: Viewer, interval: float, count: int | None) -> None:
+def _draw_again(shell: Shell, viewer: Viewer, interval: float, sort: str | None, last: int | None) -> None:
     """Draw until somebody ends it; then leave the terminal as it was, with the last looks after so many of them."""
+    from rich.console import Console
 
     def end(number: int, restore: Callable[[], None]) -> None:
         raise KeyboardInterrupt
 
-    sys.stdout.write(ENTER)
-    try:
-        with handling((signal.SIGTERM, signal.SIGHUP), end):
-            while True:
-                lines = screen.draw()
-                count = None if count is None else count - 1
-                if count == 0:
-                    break
-                viewer.keep_up(interval)
-    except KeyboardInterrupt:
-        lines = []
-    finally:
-        sys.stdout.write(LEAVE)
-        output.flush()
-    for line in lines:
+    shown: list[str] = []
+    screen, ends = Console().screen(hide_cursor=False), handling((signal.SIGTERM, signal.SIGHUP), end)
+    with suppress(KeyboardInterrupt), screen, ends:
+        for number in count(1):
+            lines = _draw(shell, viewer, sort)
+            if number == last:
+                shown = lines
+                break
+            viewer.keep_up(interval)
+    for line in shown:
         output.put(line)
 
 
 # -- a queue as a line -------------------------------------------------------------------------------------------
 
 
-def state_of(seen: Seen, now: float) -> str:
+def state_of(seen: Watched, now: float) -> str:
     """Return the state of a queue in a word."""
     if seen.silent(now) is not None:
         return "silent"
-    if seen.look is None:
+    if seen.last is None:
         return "ok"
-    kinds = findings(seen.look)
-    is_well = seen.look.health.healthy
-    return next(word for word, those in STATES.items() if _is_so(word, those, kinds, is_well=is_well))
+    found = {_OF_KIND[kind] for kind in findings(seen.last) if kind in _OF_KIND}
+    return min({*found, "ok" if seen.last.health.healthy else "unhealthy"}, key=STATES.index)
 
 
-def _is_so(word: str, those: tuple[str, ...], kinds: list[str], *, is_well: bool) -> bool:
-    return word == "ok" or (word == "unwell" and not is_well) or not set(those).isdisjoint(kinds)
-
-
-def record_of(seen: Seen, now: float) -> Record:
+def record_of(seen: Watched, now: float) -> Record:
     """Return what a look shows of a queue, as the columns have it."""
-    look, silent = seen.look, seen.silent(now)
-    record = {"queue": seen.watched.name, "state": state_of(seen, now)}
+    look, silent = seen.last, seen.silent(now)
+    record = {"queue": seen.name, "state": state_of(seen, now)}
     if silent is not None:
         record["because"] = f"no answer for {format_duration(int(silent))}"
     if look is None:
@@ -124,7 +109,7 @@ def record_of(seen: Seen, now: float) -> Record:
     return {
         **record,
         "waiting": look.counts.get("target"),
-        "oldest": look.health.oldest_age,
+        "oldest": _rounded(look.health.oldest_age),
         "in": look.rate_in,
         "out": look.rate_out,
         "held": look.counts.get("processing"),
@@ -134,15 +119,15 @@ def record_of(seen: Seen, now: float) -> Record:
     }
 
 
-def _whole(seen: Seen, now: float) -> Record:
+def _whole(seen: Watched, now: float) -> Record:
     """Return all of a look, for programs."""
-    look, record = seen.look, record_of(seen, now)
+    look, record = seen.last, record_of(seen, now)
     if look is None:
         return record
     return {
         **record,
-        **{"at": look.at, "age": now - seen.looked, "took": look.took, "counts": look.counts},
-        "oldest_of": look.oldest,
+        **{"at": look.at, "age": _rounded(now - seen.looked), "counts": look.counts},
+        "oldest_of": {state: _rounded(age) for state, age in look.oldest.items()},
         "ages": dict(zip(AGE_NAMES, look.ages, strict=False)),
         "consumers": look.consumers,
         "holders": list(_holders(look)),
@@ -152,18 +137,23 @@ def _whole(seen: Seen, now: float) -> Record:
     }
 
 
-def _ordered(viewer: Viewer, sort: str | None, now: float) -> list[Seen]:
-    """Return the queues, the worst first, or by a column; without temporary ones."""
-    found = [(seen, record_of(seen, now)) for seen in viewer.all() if not is_temporary(seen.watched.name)]
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _ordered(viewer: Viewer, sort: str | None, now: float) -> list[Watched]:
+    """Return the queues, the worst first, or by a column; temporary ones only where they were named."""
+    shown = [seen for seen in viewer.all() if viewer.named or not is_temporary(seen.name)]
+    found = [(seen, record_of(seen, now)) for seen in shown]
 
     def number(record: Record, column: str) -> float:
         value = record.get(column)
         return -value if isinstance(value, int | float) else 1.0
 
-    def key(one: tuple[Seen, Record]) -> tuple[object, ...]:
+    def key(one: tuple[Watched, Record]) -> tuple[object, ...]:
         record = one[1]
         if sort in (None, "state"):
-            return [*STATES].index(str(record["state"])), number(record, "waiting")
+            return STATES.index(str(record["state"])), number(record, "waiting")
         if sort in ("queue", "because"):
             return (str(record.get(sort) or ""),)
         return (number(record, sort or ""),)
@@ -198,69 +188,63 @@ def _holders(look: Look) -> Iterator[Record]:
 # -- the screen --------------------------------------------------------------------------------------------------
 
 
-class _Screen:
-    """Draws what a viewer has seen; each line ends with its rest cleared, so that nothing flickers."""
+def _draw(shell: Shell, viewer: Viewer, sort: str | None) -> list[str]:
+    """Draw the present looks, as far as they fit, and clear the rest of each line, so that nothing flickers.
 
-    def __init__(self, shell: Shell, viewer: Viewer, name: str | None, sort: str | None) -> None:
-        self._root = output.escape(os.path.basename(str(shell.root.path)))
-        self._viewer = viewer
-        self._is_one = name is not None
-        self._sort = sort
-        self._width = 80
+    Return all lines.
+    """
+    from rich.cells import cell_len, set_cell_size
 
-    def draw(self) -> list[str]:
-        """Draw the present looks, as far as they fit; return all lines."""
-        from rich.cells import cell_len, set_cell_size
+    (width, rows), now = shutil.get_terminal_size(), time.monotonic()
+    found = _of_queue(viewer.all()[0], width, now) if viewer.named else _of_root(shell, viewer, sort, width, now)
+    # A line with colours is a table's, and fits.
+    lines = [line if "\x1b" in line or cell_len(line) <= width else set_cell_size(line, width) for line in found]
+    shown = lines if len(lines) < rows else [*lines[: max(rows - 2, 0)], f"... {len(lines) - rows + 2} more lines"]
+    sys.stdout.write(f"{HOME}{''.join(f'{line}{CLEAR}' for line in shown)}{REST}")
+    output.flush()
+    return lines
 
-        self._width, rows = shutil.get_terminal_size()
-        lines = list(self._of_queue(time.monotonic()) if self._is_one else self._of_root(time.monotonic()))
-        # A line with colours is a table's, and fits.
-        fits = ["\x1b" in line or cell_len(line) <= self._width for line in lines]
-        lines = [line if each else set_cell_size(line, self._width) for line, each in zip(lines, fits, strict=True)]
-        shown = lines if len(lines) < rows else [*lines[: max(rows - 2, 0)], f"... {len(lines) - rows + 2} more lines"]
-        sys.stdout.write(f"{HOME}{''.join(f'{line}{CLEAR}' for line in shown)}{REST}")
-        output.flush()
-        return lines
 
-    def _of_root(self, now: float) -> Iterator[str]:
-        seen = _ordered(self._viewer, self._sort, now)
-        looks = [one.look for one in seen if one.look is not None]
-        sums = {state: sum(look.counts.get(state, 0) for look in looks) for state in ("target", "processing", "error")}
-        oldest = max((now - one.looked for one in seen if one.look is not None), default=0.0)
-        counted = f"{sums['target']:,} waiting, {sums['processing']:,} held, {sums['error']:,} in error"
-        head = f"{self._root}: {count_of(len(seen), 'queue')}, {counted}"
-        yield from self._wrapped(f"{head}; {time.strftime('%H:%M:%SZ', time.gmtime())}, at most {oldest:.0f} s old")
-        if not self._viewer.is_listed:
-            yield from self._wrapped(f"the queues cannot be listed: {self._viewer.problem or 'no answer'}")
-        brief = max(BRIEF, self._width - BESIDE)
-        yield from output.table_lines([_brief(record_of(one, now), brief) for one in seen], COLUMNS, SPARE)
+def _of_root(shell: Shell, viewer: Viewer, sort: str | None, width: int, now: float) -> Iterator[str]:
+    seen = _ordered(viewer, sort, now)
+    looks = [one.last for one in seen if one.last is not None]
+    waiting, held, error = (sum(look.counts.get(s, 0) for look in looks) for s in ("target", "processing", "error"))
+    oldest = max((now - one.looked for one in seen if one.last is not None), default=0.0)
+    name, at = output.escape(os.path.basename(str(shell.root.path))), time.strftime("%H:%M:%SZ", time.gmtime())
+    counted = f"{count_of(len(seen), 'queue')}, {waiting:,} waiting, {held:,} held, {error:,} in error"
+    yield from _wrapped(f"{name}: {counted}; {at}, at most {oldest:.0f} s old", width)
+    if not viewer.is_listed:
+        yield from _wrapped(f"the queues cannot be listed: {viewer.problem or 'no answer'}", width)
+    brief = max(BRIEF, width - BESIDE)
+    yield from output.table_lines([_brief(record_of(one, now), brief) for one in seen], COLUMNS, SPARE)
 
-    def _of_queue(self, now: float) -> Iterator[str]:
-        (seen,) = self._viewer.all()
-        look, record = seen.look, _short(record_of(seen, now))
-        yield from output.table_lines([record], COLUMNS[:-1], SPARE)
-        if look is None or seen.silent(now) is not None:
-            yield from self._wrapped(str(record.get("because") or ""))
-        if look is None:
-            return
-        for one in (*look.health.reasons, *look.health.notes):
-            yield from self._wrapped(f"{one.kind}: {one.message}")
-        if look.ages:
-            ages = {name: f"{count:,}" for name, count in zip(AGE_NAMES, look.ages, strict=True)}
-            yield from ("", *output.table_lines([{"waiting": "at most", **ages}], ("waiting", *AGE_NAMES)))
-        if look.holders:
-            held = [{**holder, "settles": _rate(holder["settles"])} for holder in _holders(look)]
-            yield from ("", *output.table_lines(held, HOLDERS, ("status", "settles", "changed")))
-        if look.went_by:
-            records = [log_command.record_of(event) for event in reversed(look.went_by)]
-            told = [{**record, "reason": output.reason_text(record)} for record in records]
-            yield from ("", *output.table_lines(told, EVENTS, ("by", "id")))
 
-    def _wrapped(self, text: str) -> list[str]:
-        from rich.console import Console
-        from rich.text import Text
+def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
+    look, record = seen.last, _short(record_of(seen, now))
+    yield from output.table_lines([record], COLUMNS[:-1], SPARE)
+    if look is None or seen.silent(now) is not None:
+        yield from _wrapped(str(record.get("because") or ""), width)
+    if look is None:
+        return
+    for one in (*look.health.reasons, *look.health.notes):
+        yield from _wrapped(f"{one.kind}: {one.message}", width)
+    if look.ages:
+        ages = {name: f"{number:,}" for name, number in zip(AGE_NAMES, look.ages, strict=True)}
+        yield from ("", *output.table_lines([{"waiting": "at most", **ages}], ("waiting", *AGE_NAMES)))
+    if look.holders:
+        held = [{**holder, "settles": _rate(holder["settles"])} for holder in _holders(look)]
+        yield from ("", *output.table_lines(held, HOLDERS, ("status", "settles", "changed")))
+    if look.went_by:
+        records = [log_command.record_of(event) for event in reversed(look.went_by)]
+        told = [{**record, "reason": output.reason_text(record)} for record in records]
+        yield from ("", *output.table_lines(told, EVENTS, ("by", "id")))
 
-        return [line.plain for line in Text(output.visible(text)).wrap(Console(), self._width)]
+
+def _wrapped(text: str, width: int) -> list[str]:
+    from rich.console import Console
+    from rich.text import Text
+
+    return [line.plain for line in Text(output.visible(text)).wrap(Console(), width)]
 
 
 def _rate(rate: object) -> str | None:

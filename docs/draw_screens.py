@@ -27,8 +27,8 @@ ACROSS, DOWN, MARGIN = 8.4, 19, 14
 #: A terminal's red and yellow by their numbers, for a dark ground.
 COLOURS = {1: "#ff7b7b", 3: "#f0c674"}
 
-#: What moves the cursor and clears the screen.
-MOVES = re.compile(r"\x1b\[(?:\?1049[hl]|[HJK])")
+#: What a terminal does not show in the end: another screen, which was left; what moves the cursor, and clears lines.
+MOVES = re.compile(r"\x1b\[\?1049h.*?\x1b\[\?1049l|\x1b\[[HJK]", re.DOTALL)
 
 #: What a session does unseen, then the commands that are shown.
 SESSIONS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -88,9 +88,6 @@ class Limits(NamedTuple):
     still: float | None = None
 
 
-NO_LIMITS = Limits()
-
-
 @dataclass(frozen=True)
 class Health:
     """Whether a queue is well, and why not.
@@ -150,6 +147,10 @@ def health(
     try:
         return judged(stands(open_queue(root, name)), limits)
     except (DropqError, OSError) as error:
+        if isinstance(error, NoSuchQueue):
+            raise
+        if is_gone(root, name, error):
+            raise NoSuchQueue(f"queue {name} is not there any more") from error
         return unusable(root, name, error)
 
 
@@ -158,7 +159,7 @@ def stands(context: QueueContext) -> Standing:
     return Standing(context, kept=FILTERED_LOOKED_FOR if context.config.filter is not None else 0)
 
 
-def judged(standing: Standing, limits: Limits = NO_LIMITS) -> Health:
+def judged(standing: Standing, limits: Limits) -> Health:
     """Report whether a queue that stands so is well."""
     checks = _Checks(standing)
     reasons, notes = tuple(checks.reasons(limits)), tuple(checks.notes(limits))
@@ -185,7 +186,7 @@ def health_root(
             yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
         except NoSuchQueue as error:
             if reading.exists(layouts(root.layout.path, name)[0].home):  # RACE: else it was deleted since the listing
-                yield _unusable(root, name, error)
+                yield unusable(root, name, error)
 
 
 # -- the queues --------------------------------------------------------------------------------------------------
@@ -212,27 +213,23 @@ def destroyed_in(context: QueueContext) -> float | None:
     return max(self_destruct.left_ms(context), 0) / 1000
 
 
-def unread(name: str, error: Exception) -> Health:
-    """Report a queue that is gone, does not answer, or cannot be looked at by a fault of ours."""
-    known = error if isinstance(error, DropqError | OSError) else Unavailable(f"a fault of dropq: {error!r}")
-    return Health(name, (Reason("storage", f"it cannot be read: {known}"),), error=known)
+def is_gone(root: RootContext, name: str, error: Exception) -> bool:
+    """Return whether an error says that a queue is not there: RACE: a temporary one goes when its requester is done."""
+    is_done = names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}")
+    return isinstance(error, NoSuchQueue) or is_done
 
 
-def unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
-    """Report a queue that cannot be read: the error, and the way out; raise NoSuchQueue if it is gone."""
-    if isinstance(error, NoSuchQueue):
-        raise error
-    if names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}"):
-        raise NoSuchQueue(f"queue {name} is not there any more") from error  # RACE: its requester is done
-    return _unusable(root, name, error)
-
-
-def _unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
+def unusable(root: RootContext, name: str, error: Exception) -> Health:
+    """Report a queue that cannot be read, or looked at by a fault of ours: the error, and the way out."""
+    if not isinstance(error, DropqError | OSError):
+        error = Unavailable(f"a fault of dropq: {error!r}")
     text, quoted = "; ".join(str(error).splitlines()), shlex.quote(name)
-    kind, way_out = "storage", "" if "`dropq " in text else f"`dropq fsck {quoted}` says more"
+    kind, way_out = "storage", f"`dropq fsck {quoted}` says more"
+    if "`dropq " in text or isinstance(error, Unavailable):
+        way_out = ""
     if isinstance(error, ConfigError):
         kind, way_out = "configuration", "correct it, then run `dropq config check`"
-    elif isinstance(error, NoSuchQueue):
+    elif isinstance(error, NoSuchQueue) and reading.exists(layouts(root.layout.path, name)[0].home):
         text, way_out = "target/ and processing/ are missing", f"`dropq fsck {quoted} --repair` makes them"
     elif isinstance(error, OSError):
         text = describe(error)
@@ -448,17 +445,15 @@ class _Checks:
     def _standstill(self, limit: float) -> Iterator[Reason]:
         """Yield that messages have waited for longer than a limit, in seconds, and nobody took or settled one."""
         oldest = self._standing.waiting.oldest
-        if oldest is None or self._standing.oldest["target"] <= limit:
-            return
-        if self._pause or self._context.name == self._context.root.config.dead_letter_queue:
+        if oldest is None or self._pause or self._context.name == self._context.root.config.dead_letter_queue:
             return  # nobody is to take what lies there
-        idle = self._standing.idle_ms / 1000
+        idle = min(self._standing.idle_ms / 1000, self._standing.oldest["target"])
         if idle <= limit or self._moves_on(limit):
             return
         text = f"messages wait, and nobody has taken one for {_duration(idle)}"
         with suppress(Unavailable):  # whoever consumes here is told what is not installed
             why = why_waits(self._context, oldest[1])
-            text = f"{text}: {why.why}: {why.detail}"
+            text = f"{why.why}: {why.detail}; {text}"
             holders = sum(one.status in ("held", "lease") for one in self._standing.holders)
             if why.allowed and holders:
                 text = f"{text}; {count_of(holders, 'consumer')} at work with what they hold: {self._holders()}"

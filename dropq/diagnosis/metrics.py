@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import add
 from typing import NamedTuple
 
-from dropq.diagnosis.overview import Look, Seen, Viewer
+from dropq.diagnosis.overview import Look, Viewer, Watched
 from dropq.format import names
 
 #: The type of the text format.
@@ -69,7 +69,7 @@ class Exporter:
         there = {TEMPORARY}
         for one in seen:
             there.add(series_of(one))
-            for outcome, count in one.watched.newly_settled().items():
+            for outcome, count in one.newly_settled().items():
                 self._settled[Sample("dropq_settled_total", series_of(one), "outcome", outcome)] += count
             for sample, value in _samples(one, now):
                 together = _TOGETHER.get(sample.family, max)
@@ -79,18 +79,18 @@ class Exporter:
         return "".join(_written(values))
 
 
-def series_of(seen: Seen) -> str:
+def series_of(seen: Watched) -> str:
     """Return what a queue is counted as."""
-    name = seen.watched.name
+    name = seen.name
     if names.is_temporary(name):
         return TEMPORARY
-    if seen.watched.is_ephemeral:
+    if seen.is_ephemeral:
         return f"{name.partition('/')[0]}/{EPHEMERAL}"
     return name
 
 
-def _samples(seen: Seen, now: float) -> Iterator[tuple[Sample, float]]:
-    look, queue = seen.look, series_of(seen)
+def _samples(seen: Watched, now: float) -> Iterator[tuple[Sample, float]]:
+    look, queue = seen.last, series_of(seen)
     if look is None and seen.silent(now) is None:
         return  # it is being looked at for the first time
     is_up = look is not None and look.health.error is None and seen.silent(now) is None

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from heapq import heappop, heappush
 
 from dropq.diagnosis import health
 from dropq.diagnosis.health import STILL, Health, Limits
-from dropq.diagnosis.standing import AGES, Holder, Standing
-from dropq.errors import DropqError, NoSuchQueue, Unavailable
+from dropq.diagnosis.standing import Holder, Standing
+from dropq.errors import Unavailable
 from dropq.events.reader import RATE_PERIOD, Event, Rates
 from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -25,8 +25,6 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.queue_notes import addresses, why_away
 from dropq.storage import reading
 from dropq.storage.clock import utc
-
-__all__ = ["AGES", "STILL", "Holder", "Look", "Seen", "Viewer", "overview"]
 
 #: Seconds between two looks at a queue; how many times as long as a look took, if that is more; and seconds for each
 #: queue that is looked at, if that is more: all of them together take a tenth of a processor at most.
@@ -55,7 +53,6 @@ class Look:
         rates: messages settled a second in the last minute, by the host and number of each process; None without a log.
         rate_in: messages that came a second; None until two looks were made.
         went_by: the last lines of the log, but sums, acks and routed messages.
-        took: seconds that the look took.
     """
 
     queue: str
@@ -68,7 +65,6 @@ class Look:
     rates: Mapping[tuple[str, int], float] | None = None
     rate_in: float | None = None
     went_by: tuple[Event, ...] = ()
-    took: float = 0.0
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -87,12 +83,20 @@ class Look:
 
 
 class Watched:
-    """A queue that is looked at again and again."""
+    """A queue that is looked at again and again.
 
-    def __init__(self, root: RootContext, name: str, still: float) -> None:
+    Attributes:
+        last: its last look, which began at `looked`; None before the first.
+        due: when the next look is due.
+        began: when the look began that runs; None while none does. These times are on the monotonic clock.
+    """
+
+    def __init__(self, root: RootContext, name: str) -> None:
         self._root = root
         self.name = name
-        self._still = still
+        self.last: Look | None = None
+        self.looked = self.due = 0.0
+        self.began: float | None = None
         #: Whether it is a subscription that goes with its holder.
         self.is_ephemeral = False
         self._owners: frozenset[str] | None = None
@@ -100,6 +104,11 @@ class Watched:
         self._log: Rates | None = None
         self._told: Mapping[str, int] = {}
         self._unsettled: deque[tuple[datetime, int]] = deque()  # of the last minute, or of the last two looks
+
+    def silent(self, now: float) -> float | None:
+        """Return for how many seconds it has not answered; None while it may still do so."""
+        began = self.began  # RACE: the look may end meanwhile
+        return None if began is None or now - began < PATIENCE else now - began
 
     def newly_settled(self) -> Mapping[str, int]:
         """Return how many messages were settled since this was last asked, or since the first look, by outcome."""
@@ -109,34 +118,26 @@ class Watched:
         return {outcome: count - before.get(outcome, 0) for outcome, count in self._told.items()}
 
     def look(self) -> Look:
-        """Look at the queue.
-
-        Raises:
-            NoSuchQueue: it is not there any more.
-        """
-        began, at = time.monotonic(), utc(self._root.clock.now_ms())
-        try:
-            found = health.stands(open_queue(self._root, self.name))
-            self._note_claims(found)
-            layout = found.context.layout
-            self.is_ephemeral = layout.is_subscription and reading.exists(layout.ephemeral)
-            rates = self._rates(found.context, at)
-            found.moves = rates is not None and any(rates.values())
-            return Look(
-                self.name,
-                at,
-                health.judged(found, Limits(still=self._still)),
-                found.oldest,
-                tuple(found.waiting.ages),
-                len(found.signs.living),
-                tuple(found.holders),
-                rates,
-                self._rate_in(at, found.counts, rates),
-                () if self._log is None else tuple(self._log.last),
-                time.monotonic() - began,
-            )
-        except (DropqError, OSError) as error:
-            return Look(self.name, at, health.unusable(self._root, self.name, error), took=time.monotonic() - began)
+        """Look at the queue; raise whatever keeps it from being read."""
+        at = utc(self._root.clock.now_ms())
+        found = health.stands(open_queue(self._root, self.name))
+        self._note_claims(found)
+        layout = found.context.layout
+        self.is_ephemeral = layout.is_subscription and reading.exists(layout.ephemeral)
+        rates = self._rates(found.context, at)
+        found.moves = rates is not None and any(rates.values())
+        return Look(
+            self.name,
+            at,
+            health.judged(found, Limits(still=STILL)),
+            found.oldest,
+            tuple(found.waiting.ages),
+            len(found.signs.living),
+            tuple(found.holders),
+            rates,
+            self._rate_in(at, found.counts, rates),
+            () if self._log is None else tuple(self._log.last),
+        )
 
     def _note_claims(self, found: Standing) -> None:
         """Take renewals for no change: a holder that hangs has its lease renewed all the same.
@@ -170,56 +171,39 @@ class Watched:
         return max(sum(rates.values()) + (unsettled - count) / seconds, 0.0)
 
 
-@dataclass
-class Seen:
-    """What a viewer knows of a queue.
-
-    Attributes:
-        look: its last look, which began at `looked`; None before the first.
-        due: when the next look is due.
-        began: when the look began that runs; None while none does. These times are on the monotonic clock.
-    """
-
-    watched: Watched
-    look: Look | None = None
-    looked: float = 0.0
-    due: float = 0.0
-    began: float | None = None
-
-    def silent(self, now: float) -> float | None:
-        """Return for how many seconds it has not answered; None while it may still do so."""
-        return None if self.began is None or now - self.began < PATIENCE else now - self.began
-
-
 class Viewer:
     """Looks at queues again and again: four at once, and never twice at one that does not answer.
 
     Args:
         names: which queues; None for all that are there.
-        still: seconds for which nobody takes or settles a message before a queue stands still.
 
     Attributes:
+        named: whether queues were named.
         problem: why the root could not be listed; None if it could, or queues were named.
     """
 
-    def __init__(self, root: RootContext, names: Sequence[str] | None = None, still: float = STILL) -> None:
+    def __init__(self, root: RootContext, names: Sequence[str] | None = None) -> None:
         self._root = root
-        self._named = names is not None
-        self._still = still
-        self._listing = Seen(Watched(root, "", still), began=None)
+        self.named = names is not None
+        self._listing = Watched(root, "")
         self._changed = threading.Condition()
         self._closed = False
-        self._seen = {name: self._new(name) for name in names or ()}
+        self._seen: dict[str, Watched] = {}
+        self._due: list[tuple[float, str]] = []  # a heap; what became of a queue since makes an entry void
+        self._running: set[Watched] = set()
         self.problem: Exception | None = None
+        self._add(names or ())
 
-    def _new(self, name: str) -> Seen:
-        return Seen(Watched(self._root, name, self._still))
+    def _add(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._seen[name] = Watched(self._root, name)
+            heappush(self._due, (0.0, name))
 
     def close(self) -> None:
         """Begin no look any more."""
         self._closed = True
 
-    def all(self) -> list[Seen]:
+    def all(self) -> list[Watched]:
         """Return the queues, by name."""
         with self._changed:
             return [seen for _, seen in sorted(self._seen.items())]
@@ -227,7 +211,7 @@ class Viewer:
     @property
     def is_listed(self) -> bool:
         """Whether the root could be listed when that was last tried, and answers now."""
-        return self._named or (self.problem is None and self._listing.silent(time.monotonic()) is None)
+        return self.named or (self.problem is None and self._listing.silent(time.monotonic()) is None)
 
     def refresh(self) -> None:
         """Begin the looks that are due, as far as others have ended; each look that ends does so, too."""
@@ -235,15 +219,16 @@ class Viewer:
             if self._closed:
                 return
             now = time.monotonic()
-            if not self._named and self._listing.began is None and self._listing.due <= now:
+            if not self.named and self._listing.began is None and self._listing.due <= now:
                 self._begin(self._listing, self._list)
-            running = sum(seen.began is not None and seen.silent(now) is None for seen in self._seen.values())
-            waiting = sorted(
-                (seen for seen in self._seen.values() if seen.began is None and seen.due <= now),
-                key=lambda seen: seen.due,
-            )
-            for seen in waiting[: max(TOGETHER - running, 0)]:
-                self._begin(seen, partial(self._look, seen))
+            while self._due and self._due[0][0] <= now and self._count_running(now) < TOGETHER:
+                due, name = heappop(self._due)
+                watched = self._seen.get(name)
+                if watched is not None and watched.began is None and watched.due == due:
+                    self._begin(watched, partial(self._look, watched))
+
+    def _count_running(self, now: float) -> int:
+        return sum(watched.silent(now) is None for watched in self._running)
 
     def keep_up(self, seconds: float) -> None:
         """Begin the looks that become due within these seconds, and return after them."""
@@ -252,32 +237,34 @@ class Viewer:
             self.refresh()
             time.sleep(min(left, TICK))
 
-    def wait(self, timeout: float = math.inf) -> bool:
-        """Wait until each queue has been looked at once, or does not answer; return whether that is so."""
-        until = time.monotonic() + timeout
-        while True:
-            self.refresh()
-            with self._changed:
-                now = time.monotonic()
-                is_listing = not self._named and not self._listing.due and self._listing.silent(now) is None
-                if not is_listing and all(seen.look or seen.silent(now) is not None for seen in self._seen.values()):
-                    return True
-                if now >= until:
-                    return False
-                self._changed.wait(min(until - now, PATIENCE / 10))
+    def wait(self) -> None:
+        """Wait until each queue has been looked at once, or does not answer."""
+        self.refresh()
+        with self._changed:
+            while (self._due and not self._due[0][0]) or self._count_first(time.monotonic()):
+                self._changed.wait(PATIENCE / 10)
+                self.refresh()
 
-    def _begin(self, seen: Seen, act: Callable[[], None]) -> None:
-        seen.began = time.monotonic()
-        threading.Thread(target=self._run, args=(seen, act), daemon=True).start()
+    def _count_first(self, now: float) -> int:
+        """Return how many looks run, and may still answer, of what has not been looked at before."""
+        return sum(watched.silent(now) is None and not watched.due for watched in self._running)
 
-    def _run(self, seen: Seen, act: Callable[[], None]) -> None:
+    def _begin(self, watched: Watched, act: Callable[[], None]) -> None:
+        watched.began = time.monotonic()
+        self._running.add(watched)
+        threading.Thread(target=self._run, args=(watched, act), daemon=True).start()
+
+    def _run(self, watched: Watched, act: Callable[[], None]) -> None:
         try:
             act()
         finally:
             with self._changed:
                 now = time.monotonic()
-                took, seen.began = now - (seen.began or now), None
-                seen.due = now + max(PAUSE, RESTS * took, EACH * len(self._seen))
+                took, watched.began = now - (watched.began or now), None
+                watched.due = now + max(PAUSE, RESTS * took, EACH * len(self._seen))
+                self._running.discard(watched)
+                if self._seen.get(watched.name) is watched:
+                    heappush(self._due, (watched.due, watched.name))
                 self._changed.notify_all()
         self.refresh()
 
@@ -295,20 +282,20 @@ class Viewer:
         with self._changed:
             for name in self._seen.keys() - names:
                 del self._seen[name]
-            for name in names - self._seen.keys():
-                self._seen[name] = self._new(name)
+            self._add(names - self._seen.keys())
 
-    def _look(self, seen: Seen) -> None:
-        began, name = time.monotonic(), seen.watched.name
+    def _look(self, watched: Watched) -> None:
+        began, name = time.monotonic(), watched.name
         try:
-            look = seen.watched.look()
+            look = watched.look()
         except Exception as error:
-            if isinstance(error, NoSuchQueue) and not (self._named or why_away(self._root.layout, name)):
+            is_gone = health.is_gone(self._root, name, error)
+            if is_gone and not (self.named or why_away(self._root.layout, name)):
                 with self._changed:  # RACE: it went since it was listed; or it never was a queue
                     self._seen.pop(name, None)
                 return
-            look = Look(name, utc(self._root.clock.now_ms()), health.unread(name, error))
-        seen.look, seen.looked = look, began
+            look = Look(name, utc(self._root.clock.now_ms()), health.unusable(self._root, name, error))
+        watched.last, watched.looked = look, began
 
 
 def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look]:
@@ -325,7 +312,7 @@ def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look
         raise viewer.problem
     if not viewer.is_listed:
         raise Unavailable(f"{root.layout.path} does not answer: {_SILENT}")
-    return [seen.look or _silent(root, seen.watched.name) for seen in viewer.all()]
+    return [watched.last or _silent(root, watched.name) for watched in viewer.all()]
 
 
 #: What to do where a file system does not answer.
@@ -334,4 +321,4 @@ _SILENT = "look whether its disk is mounted, and its file server runs"
 
 def _silent(root: RootContext, name: str) -> Look:
     error = Unavailable(f"queue {name} does not answer: {_SILENT}")
-    return Look(name, utc(root.clock.now_ms()), health.unread(name, error))
+    return Look(name, utc(root.clock.now_ms()), health.unusable(root, name, error))

@@ -26,7 +26,9 @@ from dropq import Look, NoSuchQueue, Queue, Root
 from dropq.cli import output
 from dropq.cli import screen as screen_module
 from dropq.cli.main import main
+from dropq.cli.shell import Shell
 from dropq.diagnosis import overview as overview_module
+from dropq.diagnosis.health import Health, Reason
 from dropq.diagnosis.metrics import Exporter, findings
 from dropq.diagnosis.overview import Viewer
 from dropq.diagnosis.standing import Standing, ages_by
@@ -100,7 +102,7 @@ def test_a_root_is_looked_at_queue_by_queue_and_one_that_cannot_be_read_has_its_
 
 def test_what_settled_and_what_came_are_rates_of_the_last_minute(make: Make, clock: Clock) -> None:
     queue = make()
-    watched = overview_module.Watched(queue.root.context, "q", 60)
+    watched = overview_module.Watched(queue.root.context, "q")
     queue.send_many([b"x"] * 30)
     assert watched.look().rate_in is None
     for _ in range(20):
@@ -157,7 +159,7 @@ def test_a_queue_that_stands_still_says_why(
     assert look_at(queue).still == ""
     clock.advance(70)
     assert "messages wait, and nobody has taken one for 1m" in look_at(queue).still
-    assert f": {wanted}" in look_at(queue).still
+    assert look_at(queue).still.startswith(wanted)
     command = ["--root", str(queue.root.path), "--json", "health", "q"]
 
     def judged(*argv: str) -> tuple[int, list[str], list[str]]:
@@ -177,6 +179,14 @@ def test_a_queue_that_stands_still_says_why(
     assert "still" not in judged("--still", "1h")[1]
 
 
+def test_a_queue_stands_still_for_no_longer_than_its_oldest_message_waits(make: Make, clock: Clock) -> None:
+    queue = make()
+    clock.advance(400)
+    queue.send(b"x")
+    clock.advance(70)
+    assert "nobody has taken one for 1m10s" in look_at(queue).still
+
+
 def test_a_queue_that_is_paused_says_that(make: Make, clock: Clock) -> None:
     queue = make()
     queue.send(b"x")
@@ -190,7 +200,7 @@ def test_a_holder_that_hangs_and_renews_its_lease_does_not_move_the_queue(make: 
     queue = make(max_backlog=1, timing=FRESH)
     queue.send_many([b"x"] * 2)
     message = take(queue)
-    watched = overview_module.Watched(queue.root.context, "q", 60)
+    watched = overview_module.Watched(queue.root.context, "q")
     assert watched.look().still == ""
     for _ in range(4):
         clock.advance(30)
@@ -208,7 +218,7 @@ def test_a_holder_that_hangs_and_renews_its_lease_does_not_move_the_queue(make: 
 def test_a_queue_that_scripts_empty_between_two_looks_does_not_stand_still(make: Make, clock: Clock) -> None:
     queue = make(log="off")
     queue.send_many([b"x"] * 3)
-    watched = overview_module.Watched(queue.root.context, "q", 60)
+    watched = overview_module.Watched(queue.root.context, "q")
     for _ in range(4):
         os.utime(queue.layout.processing, (clock.ms / 1000, clock.ms / 1000))  # as two mv leave it
         assert watched.look().still == ""
@@ -241,7 +251,9 @@ def test_a_queue_whose_messages_a_router_moves_does_not_stand_still(make: Make, 
 # -- ages by what is in names --------------------------------------------------------------------------------------
 
 
-def test_ages_are_counted_by_type_and_by_property(make: Make, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ages_are_counted_by_type_and_by_property(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     queue = make()
     queue.send(b"x", type="invoice", properties={"customer": "ann"})
     clock.advance(120)
@@ -270,6 +282,12 @@ def test_ages_are_counted_by_type_and_by_property(make: Make, clock: Clock, caps
     assert lines(capsys)[0].split("\t")[:2] == ["q", "3"]
     assert main(["--root", str(queue.root.path), "ls", "--ages"]) == 2
     assert main(["--root", str(queue.root.path), "ls", "q", "--by", "type"]) == 2
+    assert main(["--root", str(queue.root.path), "ls", "q", "--state", "error"]) == 2
+    monkeypatch.setattr(Shell, "on_terminal", True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    capsys.readouterr()
+    assert main([*command, "--by", "nosuch"]) == 0
+    assert "(none)" in capsys.readouterr().out
 
 
 def test_a_property_of_many_values_takes_no_more_than_the_first(make: Make) -> None:
@@ -279,6 +297,13 @@ def test_a_property_of_many_values_takes_no_more_than_the_first(make: Make) -> N
     found = ages_by(queue.context, "target", "n")
     assert len(found.of_value) == 50
     assert found.others is not None and sum(found.others) == 10 and sum(found.total) == 60
+
+
+def make_due(viewer: Viewer) -> None:
+    """Let a viewer look again, as for the first time, at all that it does not look at now."""
+    for watched in (viewer._listing, *viewer.all()):
+        watched.due = 0.0
+    viewer._due = [(0.0, watched.name) for watched in viewer.all()]
 
 
 # -- a viewer --------------------------------------------------------------------------------------------------
@@ -311,13 +336,12 @@ def test_queues_that_do_not_answer_keep_no_other_waiting_and_are_looked_at_once(
     for name in (*(f"dead{number}" for number in range(6)), *(f"q{number}" for number in range(20))):
         root.create_queue(name, durability="none")
     viewer = Viewer(root.context)
-    assert viewer.wait(30)
+    viewer.wait()
     seen = viewer._seen
     dead = {f"dead{number}" for number in range(6)}
-    assert {name for name, one in seen.items() if one.look is None} == dead
+    assert {name for name, one in seen.items() if one.last is None} == dead
     first = seen["q0"].looked
-    for one in seen.values():
-        one.due = 0.0
+    make_due(viewer)
 
     def is_looked_at_again() -> bool:
         viewer.refresh()
@@ -350,7 +374,8 @@ def test_a_viewer_sees_queues_come_and_go(tmp_path: Path) -> None:
     root = Root.create(tmp_path)
     root.create_queue("a", durability="none")
     viewer = Viewer(root.context)
-    assert viewer.wait(30) and list(viewer._seen) == ["a"]
+    viewer.wait()
+    assert list(viewer._seen) == ["a"]
     root.create_queue("b", durability="none")
     root.delete_queue("a")
     viewer._listing.due = 0.0
@@ -365,7 +390,7 @@ def test_a_viewer_sees_queues_come_and_go(tmp_path: Path) -> None:
 def test_a_viewer_rests_between_two_looks(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     viewer = Viewer(queue.root.context, ["q"])
-    assert viewer.wait(30)
+    viewer.wait()
     (seen,) = viewer.all()
     until(lambda: seen.began is None, "the end of the look")
     assert seen.due >= seen.looked + overview_module.PAUSE
@@ -378,10 +403,8 @@ def test_a_viewer_rests_between_two_looks(tmp_path: Path) -> None:
 
 def text_of(viewer: Viewer, exporter: Exporter) -> str:
     """What an exporter writes once each queue was looked at again."""
-    for seen in viewer.all():
-        seen.look, seen.due = None, 0.0
-    viewer._listing.due = 0.0
-    assert viewer.wait(30)
+    make_due(viewer)
+    viewer.wait()
     return exporter.text(viewer)
 
 
@@ -591,18 +614,47 @@ def test_top_into_a_pipe_prints_a_line_for_each_queue_the_worst_first(
     command = ["--root", str(tmp_path)]
     assert main([*command, "top"]) == 0
     assert [line.split("\t")[:3] for line in lines(capsys)] == [
-        ["bad", "unwell", "0"],
+        ["bad", "unhealthy", "0"],
         ["busy", "ok", "5"],
         ["[red]odd", "ok", "2"],
         ["well", "ok", "1"],
     ]
-    assert main([*command, "--json", "top", "--sort", "queue"]) == 0
+    assert main([*command, "--json", "top", "--sort", "QUEUE"]) == 0
     records = list(map(json.loads, lines(capsys)))
     assert [record["queue"] for record in records] == ["[red]odd", "bad", "busy", "well"]
     assert records[1]["reasons"][0]["kind"] == "many-errors"
     assert records[2]["counts"]["target"] == 5 and sum(records[2]["ages"].values()) == 5
+    for seconds in (records[1]["age"], records[2]["oldest"], records[2]["oldest_of"]["target"]):
+        assert seconds == round(seconds, 3)
     assert main([*command, "top", "--sort", "size"]) == 2
     assert main([*command, "top", "nowhere"]) == 66
+
+
+def test_top_shows_a_temporary_queue_that_was_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Root.create(tmp_path)
+    name = "temp-1795940105402000-3959586867"
+    for folder in ("target", "processing", "processed", "error", "expired", "working"):
+        os.makedirs(tmp_path / name / folder)
+    assert main(["--root", str(root.path), "top"]) == 0 and not lines(capsys)
+    assert main(["--root", str(root.path), "--json", "top", name]) == 0
+    assert json.loads(lines(capsys)[0])["queue"] == name
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [((), "ok"), (("many-errors", "still"), "still"), (("full",), "unhealthy"), (("storage", "full"), "unread")],
+)
+def test_the_state_of_a_queue_is_the_worst_of_what_health_says(
+    tmp_path: Path, kinds: tuple[str, ...], state: str
+) -> None:
+    watched = overview_module.Watched(Root.create(tmp_path).context, "q")
+    reasons = tuple(Reason(kind, "") for kind in kinds)
+    watched.last = Look("q", datetime.now(UTC), Health("q", reasons))
+    assert screen_module.state_of(watched, 0) == state
+    watched.last = Look("q", datetime.now(UTC), Health("q", notes=(Reason("paused", ""), Reason("full", ""))))
+    assert screen_module.state_of(watched, 0) == "full"
+    watched.began = -overview_module.PATIENCE
+    assert screen_module.state_of(watched, 0) == "silent"
 
 
 def take_failing(queue: Queue) -> None:
@@ -629,13 +681,12 @@ def test_the_screen_fits_its_terminal_whatever_is_in_names(
         queue.send(b"x")
         assert subscription.receive() is not None
         viewer = Viewer(queue.root.context, None if name is None else [name])
-        assert viewer.wait(30)
+        viewer.wait()
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(rows))
         monkeypatch.setenv("NO_COLOR", "1")
         shell = type("Shell", (), {"root": queue.root})
-        screen = screen_module._Screen(shell, viewer, name, None)  # type: ignore[arg-type]
-        screen.draw()
+        screen_module._draw(shell, viewer, None)  # type: ignore[arg-type]
     text = capsys.readouterr().out
     assert text.startswith(screen_module.HOME) and text.endswith(screen_module.REST)
     drawn = text.removeprefix(screen_module.HOME).removesuffix(screen_module.REST).split("\x1b[K\n")
