@@ -349,6 +349,7 @@ def test_queues_that_do_not_answer_keep_no_other_waiting_and_are_looked_at_once(
 
     until(is_looked_at_again, "the next look")
     assert sorted(hanging) == sorted(dead)
+    viewer.close()
     text = Exporter().text(viewer)
     assert 'dropq_up{queue="dead0"} 0' in text and 'dropq_up{queue="q0"} 1' in text
     looks = root.overview()
@@ -368,6 +369,7 @@ def test_a_viewer_looks_at_four_queues_at_once_while_they_may_still_answer(
         viewer.refresh()
     assert sum(seen.began is not None for seen in viewer.all()) == overview_module.TOGETHER
     until(lambda: len(hanging) == overview_module.TOGETHER, "four looks")
+    viewer.close()  # else the others begin when the test ends, and hang in the next one
 
 
 def test_a_viewer_sees_queues_come_and_go(tmp_path: Path) -> None:
