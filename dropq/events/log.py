@@ -124,7 +124,7 @@ class EventLog:
 
     def attend(self) -> None:
         """Write what was settled since the last sum, if that is old."""
-        self._sums.tell_if_due(monotonic())
+        self._sums.tell_if_due()
 
     def close(self) -> None:
         """Write what was settled since the last sum."""
@@ -197,10 +197,11 @@ class Sums:
         if taken:
             self._write(over, Counter(taken))
 
-    def tell_if_due(self, now: float) -> None:
-        """Write a sum if the last one is old."""
-        if now - self._began >= SUM_INTERVAL:
+    def tell_if_due(self) -> bool:
+        """Write a sum if the last one is old; return whether it is."""
+        if is_due := monotonic() - self._began >= SUM_INTERVAL:
             self.tell()
+        return is_due
 
     def forget(self) -> None:
         """Begin anew, as a process does that was forked: its parent tells what was counted until then."""
@@ -211,8 +212,11 @@ class Sums:
 #: The sums of this process, by the folder of the log, and those that have something to tell.
 _SUMS: WeakValueDictionary[str, Sums] = WeakValueDictionary()
 _UNTOLD: dict[Sums, None] = {}
-#: How many queues may have something to tell, of which nobody is attended to any more.
-_MOST_UNTOLD = 64
+#: How many of them may be old, before those are told, as nobody may attend to them any more. A process of few queues
+#: writes in none but that at hand: the disk of another may not answer.
+_MANY_UNTOLD = 64
+#: What `multiprocessing` does at the end of this process.
+_AT_END: list[object] = []
 #: The folders of logs that could not be written, of which one warning was logged.
 _REFUSED: set[str] = set()
 
@@ -220,11 +224,12 @@ _REFUSED: set[str] = set()
 def _remember(sums: Sums) -> None:
     """Remember sums that have something to tell until they do, at the latest at the end of the process."""
     _UNTOLD[sums] = None
-    for first in list(_UNTOLD)[:-_MOST_UNTOLD]:
-        first.tell()  # unless its queue is gone, this writes there
-    if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None and len(_UNTOLD) == 1:
+    for first in list(_UNTOLD) if len(_UNTOLD) > _MANY_UNTOLD else ():
+        if not first.tell_if_due():
+            break  # those that follow are younger
+    if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None and not _AT_END:
         # Its children end without what `atexit` has, and forget what was registered before the fork.
-        multiprocessing.Finalize(None, _tell_all, exitpriority=0)
+        _AT_END.append(multiprocessing.Finalize(None, _tell_all, exitpriority=0))
 
 
 def _tell_all() -> None:
@@ -235,6 +240,7 @@ def _tell_all() -> None:
 def _forget() -> None:
     for sums in (*_SUMS.values(), *_UNTOLD):
         sums.forget()
+    _AT_END.clear()
 
 
 atexit.register(_tell_all)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from multiprocessing import util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -428,6 +429,32 @@ def test_a_sum_is_written_when_five_seconds_have_passed(make: Make, monkeypatch:
     assert sums(queue) == {"acked": 3}
 
 
+def test_a_process_of_many_queues_writes_a_sum_of_each_at_most_each_five_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(log_module, "monotonic", lambda: now)
+    monkeypatch.setattr(log_module, "_UNTOLD", {})
+    written = list[tuple[int, object]]()
+    many = [log_module.Sums(lambda over, counts, n=n: written.append((n, counts))) for n in range(100)]
+    for _ in range(3):
+        for sums in many:
+            sums.count("acked")
+        now += 1
+    assert written == []
+    now += 2
+    log_module.Sums(lambda over, counts: None).count("acked")  # nobody attends to the others any more
+    assert written == [(n, {"acked": 3}) for n in range(100)]
+
+
+def test_what_multiprocessing_does_at_the_end_is_registered_once_a_process(make: Make) -> None:
+    queue, before = make(), len(util._finalizer_registry)
+    for _ in range(3):
+        sent(queue)[0].ack()
+        queue.close()
+    assert len(util._finalizer_registry) <= before + 1
+
+
 def test_rates_are_those_of_the_last_minute(make: Make, clock: Clock) -> None:
     queue = make()
     folder = base(queue) / ".dropq" / "log"
@@ -448,6 +475,24 @@ def test_rates_are_those_of_the_last_minute(make: Make, clock: Clock) -> None:
         file.write(line(0, 1, rejected=5))
     rates.read(now)
     assert rates.totals["rejected"] == 5
+
+
+def test_a_first_look_counts_the_last_minute_however_long_its_lines_are(make: Make) -> None:
+    queue, now = make(), datetime.now(UTC)
+
+    def line(ago: float, event: str, **fields: object) -> str:
+        time = (now - timedelta(seconds=ago)).isoformat()
+        return json.dumps({"time": time, "event": event, "pid": 7, **fields}) + "\n"
+
+    lines = [line(600, "failed", detail="x" * 2000)] * 4000 + [line(90, "sum", over=5.0, acked=900)]
+    for ago in range(60, 0, -5):
+        lines += [line(ago, "acked", id="x" * 2000)] * 300 + [line(ago, "sum", over=5.0, acked=50)]
+    path = Path(queue.layout.log) / f"{now:%Y%m%d}-h-0.jsonl"
+    path.write_text("".join(lines))
+    rates = Rates(queue.layout.log)
+    rates.read(now)
+    assert rates.by_holder(now) == {("h", 7): pytest.approx(10, abs=0.1)}
+    assert rates._reader._offsets[path.name] == path.stat().st_size
 
 
 # -- nothing waits for it ----------------------------------------------------------------------------------------
