@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
-from typing import NamedTuple
+from itertools import groupby, islice
+from typing import IO, NamedTuple
 
-from dropq.events.log import ACTS, DETAILS, LINE_LIMIT, OUTCOMES
+from dropq.events.log import ACTS, DETAILS, LINE_LIMIT, LISTED, OUTCOMES
 from dropq.format.escapes import decode
 from dropq.storage.reading import names_in, open_body, parse_json
 
@@ -47,7 +47,7 @@ _AHEAD = 60.0
 _UNTOLD = 8.0
 #: How many lines that are no sums are kept.
 LAST = 10
-#: Bytes of a file, from its end, in which the sums of that time are looked for.
+#: Bytes of a file, from its end, that a first look reads at least.
 _RECENT = 1 << 20
 
 
@@ -70,33 +70,26 @@ class Event(NamedTuple):
 
 
 class Reader:
-    """Reads a queue's log, and then again what came since.
+    """Reads a queue's log, and then again what came since."""
 
-    Args:
-        back: how many bytes of each file are read the first time, from its end; None for all. Files that come later are
-            read whole.
-    """
-
-    def __init__(self, folder: str, *, back: int | None = None) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._back = back
         self._offsets: dict[str, int] = {}
 
     def events(
-        self, *, since: datetime | None = None, id: str | None = None, first_day: datetime | None = None
+        self, *, since: datetime | None = None, id: str | None = None, recent: datetime | None = None
     ) -> Iterator[Event]:
         """Yield the events that are new, by time; sums, too.
 
         Args:
             since: only events of this time and later.
             id: only what is about this message.
-            first_day: open no file of a day before this one.
+            recent: of a file that is new, its end will do, with what is of this time and later.
         """
-        back, self._back, first_day = self._back, None, first_day or since
-        oldest = "" if first_day is None else f"{first_day.astimezone(UTC):%Y%m%d}"
+        oldest = "" if since is None else f"{since.astimezone(UTC):%Y%m%d}"
         files = sorted(name for name in self._files() if name[:8] >= oldest)
         for _, of_day in groupby(files, lambda name: name[:8]):
-            merged = heapq.merge(*(self._read(name, back, id) for name in of_day), key=lambda event: event.time)
+            merged = heapq.merge(*(self._read(name, recent, id) for name in of_day), key=lambda event: event.time)
             yield from (event for event in merged if since is None or event.time >= since)
 
     def begins(self) -> datetime | None:
@@ -111,10 +104,10 @@ class Reader:
             return [name for name in names_in(self._folder) if FILE.fullmatch(name)]
         return []
 
-    def _read(self, name: str, back: int | None, id: str | None) -> Iterator[Event]:
+    def _read(self, name: str, recent: datetime | None, id: str | None) -> Iterator[Event]:
         wanted, found = None if id is None else json.dumps(id).encode(), FILE.fullmatch(name)
         assert found is not None
-        while (chunk := self._chunk(name, back)) is not None:
+        while (chunk := self._chunk(name, recent)) is not None:
             data, owner = chunk
             by = user_name(owner) if owner == int(found[3]) else f"{user_name(owner)}?"
             for line in data.splitlines():
@@ -123,12 +116,14 @@ class Reader:
                     if event is not None and (id is None or event.fields.get("id") == id):
                         yield event
 
-    def _chunk(self, name: str, back: int | None) -> tuple[bytes, int] | None:
+    def _chunk(self, name: str, recent: datetime | None) -> tuple[bytes, int] | None:
         """Return the next whole lines of a file, and its owner; None if there are none, or it cannot be read."""
         with suppress(OSError), open_body(f"{self._folder}/{name}") as file:  # gone, closed to this user, or a link
             status = os.fstat(file.fileno())
-            begin = self._offsets.get(name, 0 if back is None else max(status.st_size - back, 0))
-            if begin > status.st_size:
+            begin = self._offsets.get(name)
+            if begin is None and recent is not None:
+                begin = _begin(file, status.st_size, recent)
+            if begin is None or begin > status.st_size:
                 begin = 0  # somebody replaced it
             file.seek(begin)
             data = file.read(_CHUNK)
@@ -137,6 +132,18 @@ class Reader:
             self._offsets[name] = begin + len(whole)
             return (whole, status.st_uid) if whole else None
         return None
+
+
+def _begin(file: IO[bytes], size: int, recent: datetime) -> int:
+    """Return a place near the end of a file, before which no line is of this time or later; as far as LISTED."""
+    back = _RECENT
+    while back < min(size, LISTED):
+        file.seek(size - back)
+        found = (parse(line, "", "") for line in file.read(_CHUNK).splitlines())
+        if any(event.time < recent for event in islice(filter(None, found), 1)):
+            break
+        back *= 2
+    return max(size - back, 0)
 
 
 def parse(line: bytes, by: str, host: str) -> Event | None:
@@ -176,7 +183,7 @@ class Rates:
 
     def __init__(self, folder: str, period: float = RATE_PERIOD) -> None:
         self._period = period
-        self._reader = Reader(folder, back=_RECENT)
+        self._reader = Reader(folder)
         self._sums: deque[Event] = deque()
         #: All that was settled since this was made, by outcome.
         self.totals: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
@@ -186,7 +193,9 @@ class Rates:
 
     def read(self, now: datetime) -> None:
         """Read what came since."""
-        for event in self._reader.events(first_day=now - timedelta(days=1, seconds=self._period)):
+        period = timedelta(seconds=self._period + _UNTOLD)
+        recent = None if self._has_begun else now - period
+        for event in self._reader.events(since=now - timedelta(days=1) - period, recent=recent):
             if _age(event, now) < -_AHEAD:
                 continue  # it is not of this time
             if event.event != "sum":

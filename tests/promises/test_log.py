@@ -484,15 +484,13 @@ def test_a_first_look_counts_the_last_minute_however_long_its_lines_are(make: Ma
         time = (now - timedelta(seconds=ago)).isoformat()
         return json.dumps({"time": time, "event": event, "pid": 7, **fields}) + "\n"
 
-    lines = [line(600, "failed", detail="x" * 2000)] * 4000 + [line(90, "sum", over=5.0, acked=900)]
+    lines = [line(600, "failed", detail="x" * 2000)] * 2000 + [line(90, "sum", over=5.0, acked=900)]
     for ago in range(60, 0, -5):
         lines += [line(ago, "acked", id="x" * 2000)] * 300 + [line(ago, "sum", over=5.0, acked=50)]
-    path = Path(queue.layout.log) / f"{now:%Y%m%d}-h-0.jsonl"
-    path.write_text("".join(lines))
+    (Path(queue.layout.log) / f"{now:%Y%m%d}-h-0.jsonl").write_text("".join(lines))
     rates = Rates(queue.layout.log)
     rates.read(now)
     assert rates.by_holder(now) == {("h", 7): pytest.approx(10, abs=0.1)}
-    assert rates._reader._offsets[path.name] == path.stat().st_size
 
 
 # -- nothing waits for it ----------------------------------------------------------------------------------------
