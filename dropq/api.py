@@ -1040,14 +1040,14 @@ class Queue(Sender):
     def pause(self) -> None:
         """Make consumers see an empty queue until `resume`; senders go on."""
         with self.context.error_context(_QUEUE_PAUSE):
-            self.context.storage.touch(self.layout.read_lock)
-        self.context.log.act("paused")
+            if self.context.storage.touch(self.layout.read_lock):
+                self.context.log.act("paused")
 
     def resume(self) -> None:
         """Let consumers see the queue again."""
         with self.context.error_context(_QUEUE_PAUSE):
-            self.context.storage.unlink(self.layout.read_lock)
-        self.context.log.act("resumed")
+            if self.context.storage.unlink(self.layout.read_lock):
+                self.context.log.act("resumed")
 
     @property
     def paused(self) -> bool:

@@ -152,9 +152,13 @@ class Watched:
     def _rates(self, context: QueueContext, at: datetime) -> dict[tuple[str, int], float] | None:
         if context.config.log == "off":
             return None
-        self._log = self._log or Rates(context.layout.log)
-        self._log.read(at)
-        return self._log.by_holder(at)
+        log = self._log or Rates(context.layout.log)
+        try:
+            log.read(at)
+        except OSError:
+            return None
+        self._log = log
+        return log.by_holder(at)
 
     def _rate_in(
         self, at: datetime, counts: Mapping[str, int], rates: Mapping[tuple[str, int], float] | None

@@ -334,11 +334,14 @@ class Storage:
             if data := line(found.st_size):
                 os.write(fd, data)
 
-    def touch(self, path: str) -> None:
-        """Make an empty file of ours, such as a read-lock, unless it exists."""
-        with contextlib.suppress(FileExistsError):
+    def touch(self, path: str) -> bool:
+        """Make an empty file of ours, such as a read-lock; return False if it was there."""
+        try:
             self.write_new(path, b"")
             self.sync(os.path.dirname(path))
+        except FileExistsError:
+            return False
+        return True
 
     def stamp(self, path: str) -> None:
         """Give an empty file of ours the file server's time; make it if it is missing."""

@@ -422,11 +422,11 @@ def _prune(sweep: Sweep) -> Iterator[None]:
 
 
 def _prune_log(sweep: Sweep) -> Iterator[None]:
-    """Remove what the log said longer ago than log_age, by files of a day each."""
+    """Remove what the log said longer ago than log_age, by files of a day each; those of other users may stay."""
     context = sweep.context
     for file in filter(FILE.fullmatch, reading.names_in(context.layout.log)):
         path, now = f"{context.layout.log}/{file}", context.clock.now_ms()
-        with sweep.passing_over(path):
+        with sweep.passing_over(path), suppress(PermissionError):
             if now - reading.written_ms(path, gone=now) > context.config.log_age * 1000:
                 context.storage.unlink(path)
         yield
