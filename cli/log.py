@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,8 @@ import typer
 from dropq.durations import parse_duration
 from dropq.events.log import ACTS, OUTCOMES
 from dropq.events.reader import Event, Reader
+from dropq.storage.clock import time_of
+from dropq.storage.failures import describe
 
 from . import output
 from .options import QueueName, option
@@ -58,34 +62,22 @@ def log(
     reader = Reader(queue.layout.log)
 
     def new() -> Iterator[Record]:
-        for each in reader.events(since=begin, id=None if id is None else unescape(id)):
-            if each.event != "sum" and (not event or each.event in event):
-                record = record_of(each)
-                yield record if shell.json else {**record, "reason": output.reason_text(record)}
+        with queue.context.error_context("nothing was changed"):
+            os.stat(queue.layout.target)  # a queue that is gone has no log that is empty
+            for each in reader.events(since=begin, id=None if id is None else unescape(id)):
+                if each.event != "sum" and (not event or each.event in event):
+                    record = record_of(each)
+                    yield record if shell.json else {**record, "reason": output.reason_text(record)}
 
-    if follow and count is None:
-        count = LAST
-    first: Iterable[Record] = new() if count is None else deque(new(), count)
-    found = 0
-
-    def counted(records: Iterable[Record]) -> Iterator[Record]:
-        nonlocal found
-        for record in records:
-            found += 1
-            yield record
-
-    if follow and shell.on_terminal:
-        heading = output.show_table(list(first), COLUMNS, SPARE)
+    if follow:
+        heading = shell.below("", deque(new(), LAST if count is None else count), COLUMNS, SPARE)
         while True:
             time.sleep(PAUSE)
-            heading = output.show_table(list(new()), COLUMNS, SPARE, heading) or heading
-    shell.show(counted(first), COLUMNS, spare=SPARE)
-    while follow:
-        output.flush()
-        time.sleep(PAUSE)
-        for record in new():
-            shell.line(record, COLUMNS)
-    return OK if found else NEGATIVE
+            heading = shell.below(heading, new(), COLUMNS, SPARE)
+    records = new() if count is None else iter(deque(new(), count))
+    first = list(islice(records, 1))
+    shell.show(chain(first, records), COLUMNS, spare=SPARE)
+    return OK if first or count == 0 else NEGATIVE
 
 
 def record_of(event: Event) -> Record:
@@ -94,9 +86,13 @@ def record_of(event: Event) -> Record:
 
 
 def deliveries(queue: Queue, id: str) -> tuple[list[Record], datetime | None]:
-    """Return what the log says of a message, and how far back it goes; None if there is no log."""
+    """Return what the log says of a message, and how far back it goes; None if there is no log, or it is closed."""
     reader = Reader(queue.layout.log)
-    return list(map(record_of, deque(reader.events(id=id), MOST))), reader.begins()
+    try:
+        return list(map(record_of, deque(reader.events(id=id), MOST))), reader.begins()
+    except OSError as error:
+        output.note(f"what went by is not shown: {describe(error)}")
+        return [], None
 
 
 def words(record: Record) -> str:
@@ -120,8 +116,7 @@ def _time(text: str) -> datetime:
     except ValueError:
         pass
     try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        return time_of(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is neither a time, such as 2026-11-29T08:00Z, nor a period, such as 1h", param_hint="'--since'"

@@ -493,19 +493,10 @@ def tail(
     columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()
     arrived = _arrived(queue, state, filter, seen)
-    heading = _print(shell, arrived[max(len(arrived) - count, 0) :], columns)
+    heading = shell.below("", _records(arrived[max(len(arrived) - count, 0) :]), columns, SPARE)
     while follow:
         time.sleep(PAUSE)
-        heading = _print(shell, _arrived(queue, state, filter, seen), columns, heading)
-
-
-def _print(shell: Shell, messages: list[Message], columns: tuple[str, ...], above: str = "") -> str:
-    """Print messages below the heading of a table, if there is one above; return the heading that is above now."""
-    if shell.on_terminal:
-        return output.show_table(list(_records(messages)), columns, SPARE, above)
-    for record in _records(messages):
-        shell.line(record, columns)
-    return ""
+        heading = shell.below(heading, _records(_arrived(queue, state, filter, seen)), columns, SPARE)
 
 
 def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> list[Message]:

@@ -195,6 +195,14 @@ class Shell:
         """Print one record as a line, at once."""
         output.put(output.line(record, columns, as_json=self.json), flush=True)
 
+    def below(self, above: str, records: Iterable[Record], columns: Sequence[str], spare: Sequence[str]) -> str:
+        """Print records below the heading of a table, if there is one above; return the heading that is above now."""
+        if self.on_terminal:
+            return output.show_table(list(records), columns, spare, above)
+        for record in records:
+            self.line(record, columns)
+        return ""
+
     def progress(
         self, items: Iterable[T], what: str, total: int | None = None, *, size: Callable[[T], int] | None = None
     ) -> Iterator[T]:

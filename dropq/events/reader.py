@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 
 from dropq.events.log import ACTS, DETAILS, LINE_LIMIT, LISTED, OUTCOMES
 from dropq.format.escapes import decode
+from dropq.storage.clock import time_of
 from dropq.storage.reading import names_in, open_body, parse_json
 
 #: The name of a file of a log: its day, host and user.
@@ -85,6 +86,9 @@ class Reader:
             since: only events of this time and later.
             id: only what is about this message.
             recent: of a file that is new, its end will do, with what is of this time and later.
+
+        Raises:
+            OSError: this user may not list the log. It is empty where it is missing.
         """
         oldest = "" if since is None else f"{since.astimezone(UTC):%Y%m%d}"
         files = sorted(name for name in self._files() if name[:8] >= oldest)
@@ -99,10 +103,7 @@ class Reader:
         return None
 
     def _files(self) -> list[str]:
-        """Return the names of the log's files; none where this user may not look: nothing depends on a log."""
-        with suppress(OSError):
-            return [name for name in names_in(self._folder) if FILE.fullmatch(name)]
-        return []
+        return list(filter(FILE.fullmatch, names_in(self._folder)))
 
     def _read(self, name: str, recent: datetime | None, id: str | None) -> Iterator[Event]:
         wanted, found = None if id is None else json.dumps(id).encode(), FILE.fullmatch(name)
@@ -152,7 +153,7 @@ def parse(line: bytes, by: str, host: str) -> Event | None:
         said = parse_json(line)
         if not isinstance(said, dict) or said.get("event") not in _KINDS:
             return None
-        time = datetime.fromisoformat(str(said["time"])).astimezone(UTC)
+        time = time_of(str(said["time"])).astimezone(UTC)
     except (ValueError, KeyError, TypeError, OverflowError):
         # What is left of a line that a full disk has cut is followed by a whole one.
         at = line.rfind(_BEGINNING)
@@ -210,12 +211,8 @@ class Rates:
         while self._sums and _age(self._sums[0], now) > self._period + _UNTOLD:
             self._sums.popleft()
 
-    def out(self, now: datetime) -> float:
-        """Return how many messages left a second: all that was settled, but for what returned."""
-        return sum(self.by_holder(now).values())
-
     def by_holder(self, now: datetime) -> dict[tuple[str, int], float]:
-        """Return how many messages a second each process settled, by its host and its number.
+        """Return how many messages left a second by each process, but for what returned, by its host and its number.
 
         The period ends for each process at its last sum, if that is young: what it settled since is not told yet.
         """

@@ -40,6 +40,12 @@ def time_text(ms: int) -> str:
     return utc(ms).isoformat(timespec="milliseconds")
 
 
+def time_of(text: str) -> datetime:
+    """Return an ISO 8601 date or time, which is in UTC where it does not say; ValueError if it is none."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 class Clock(Protocol):
     """A clock in milliseconds since 1970 UTC."""
 

@@ -14,6 +14,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
+from dropq.storage.clock import time_of
 from dropq.upkeep.retention import kept_files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -91,6 +92,4 @@ def _time(context: QueueContext, point: str) -> float:
         case text if names.Name(text).generated:
             return names.moment(names.Name(text), 0)
         case text:
-            time = datetime.fromisoformat(text)
-            aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-            return (aware - _EPOCH) // timedelta(milliseconds=1) * 1000
+            return (time_of(text) - _EPOCH) // timedelta(milliseconds=1) * 1000
