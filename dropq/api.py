@@ -1066,7 +1066,7 @@ class Queue(Sender):
             if self._opened is not None:
                 self._opened.close()
             if self._context is not None:
-                self._context.log.close()
+                self._context.log.sums.tell()
 
     def _end_requests(self) -> None:
         requesters, self._requesters = self._requesters, None

@@ -49,7 +49,6 @@ _KEPT = (4096, 1024, 128, 0)
 SUM_INTERVAL = 5.0
 #: Milliseconds of a day.
 DAY = 86_400_000
-_NOTHING: Mapping[str, object] = {}
 
 
 class EventLog:
@@ -68,12 +67,8 @@ class EventLog:
         self._parse = parse
         self._is_on = level != "off"
         self._tells_all = level == "all"
-        sums = _SUMS.get(folder) if self._is_on else None
-        if sums is None:
-            sums = Sums(self._write_sum)
-            if self._is_on:
-                _SUMS[folder] = sums
-        self._sums = sums
+        #: What was settled and is not told yet.
+        self.sums = _SUMS.setdefault(folder, Sums(self._write))
 
     def ended(
         self,
@@ -102,64 +97,41 @@ class EventLog:
         if not self._is_on:
             return
         if outcome is None or outcome:
-            self._sums.count(outcome or event)
-        if self._tells_all or not (intended or event == "acked"):
-            self._tell_end(event, own_name, claim, details or _NOTHING, reason=reason, to=to, state=state)
-
-    def _tell_end(
-        self, event: str, own_name: str, claim: Claim | None, details: Mapping[str, object], **said: str
-    ) -> None:
+            self.sums.count(outcome or event)
+        if (intended or event == "acked") and not self._tells_all:
+            return
         fields: dict[str, object] = {"id": self._parse(own_name).id}
         if claim is not None:
             fields |= {"owner": claim.owner, "delivery": claim.number}
             if claim.taken:
                 fields["seconds"] = round(monotonic() - claim.taken, 3)
-        fields |= {key: value for key, value in said.items() if value}
-        self._write(event, fields, details, is_act=event in ACTS)
+        fields |= {key: value for key, value in (("reason", reason), ("to", to), ("state", state)) if value}
+        self._write(event, fields, details)
 
     def act(self, event: str, **fields: object) -> None:
         """Tell what was done to the queue by a verb that renames no message of it, or many at once."""
         if self._is_on:
-            self._write(event, fields, _NOTHING, is_act=True)
+            self._write(event, fields)
 
-    def attend(self) -> None:
-        """Write what was settled since the last sum, if that is old."""
-        self._sums.tell_if_due()
-
-    def close(self) -> None:
-        """Write what was settled since the last sum."""
-        self._sums.tell()
-
-    def forget(self) -> None:
-        """Tell nothing more of what was settled: the queue is gone, and another may get its name."""
-        self._sums.forget()
-
-    # -- private ---------------------------------------------------------------------------------------------
-
-    def _write_sum(self, over: float, counts: Mapping[str, int]) -> None:
-        self._write("sum", {"over": round(over, 1), **counts}, _NOTHING, is_act=True)
-
-    def _write(self, event: str, fields: Mapping[str, object], details: Mapping[str, object], *, is_act: bool) -> None:
+    def _write(self, event: str, fields: Mapping[str, object], details: Mapping[str, object] | None = None) -> None:
         now = self._clock.now_ms()
         said = {"time": time_text(now), "event": event, "pid": os.getpid(), **fields}
 
         def line(size: int) -> bytes:
-            if size >= LISTED and not is_act:
+            if size >= LISTED and event in OUTCOMES:
                 return b""
-            return _line(said, {} if size >= DETAILED else details)
+            return _line(said, details if details and size < DETAILED else {})
 
         path = f"{self.folder}/{file_of(now // DAY, os.geteuid())}"
         try:
             try:
                 self._storage.append(path, line)
             except FileNotFoundError:
-                private = os.path.dirname(self.folder)
-                if not exists(private):
-                    return  # the queue is gone, or its disk is away: nothing is made in its place
-                self._storage.make_folder_like(self.folder, private)
-                self._storage.append(path, line)
+                if exists(private := os.path.dirname(self.folder)):  # else nothing is made in its place
+                    self._storage.make_folder_like(self.folder, private)
+                    self._storage.append(path, line)
         except FileNotFoundError:
-            return  # the queue is gone, or away for a moment
+            return  # the queue is gone, or its disk is away for a moment
         except OSError as error:
             if self.folder not in _REFUSED:
                 _REFUSED.add(self.folder)
@@ -167,24 +139,23 @@ class EventLog:
 
 
 class Sums:
-    """What one process settled in one queue since it last wrote so; `write` gets the seconds, and each count.
+    """What one process settled in one queue since it last wrote so; `write` writes an event with its fields.
 
     RACE: threads, and signal handlers, count while another tells: each outcome is taken from the queue once.
     """
 
-    def __init__(self, write: Callable[[float, Mapping[str, int]], None]) -> None:
+    def __init__(self, write: Callable[[str, Mapping[str, object]], None]) -> None:
         self._write = write
         self._outcomes = deque[str]()
         self._began = 0.0
 
     def count(self, outcome: str) -> None:
         """Count an outcome; write a sum if the last one is old."""
-        now = monotonic()
         self._outcomes.append(outcome)
         if self not in _UNTOLD:  # looked at after the outcome is there: who tells meanwhile takes it, or sees this
-            self._began = now
+            self._began = monotonic()
             _remember(self)
-        if now - self._began >= SUM_INTERVAL:
+        if monotonic() - self._began >= SUM_INTERVAL:  # not by `tell_if_due`: each ack would pay for the call
             self.tell()
 
     def tell(self) -> None:
@@ -195,7 +166,7 @@ class Sums:
             for _ in range(len(self._outcomes)):
                 taken.append(self._outcomes.popleft())
         if taken:
-            self._write(over, Counter(taken))
+            self._write("sum", {"over": round(over, 1), **Counter(taken)})
 
     def tell_if_due(self) -> bool:
         """Write a sum if the last one is old; return whether it is."""
@@ -204,7 +175,7 @@ class Sums:
         return is_due
 
     def forget(self) -> None:
-        """Begin anew, as a process does that was forked: its parent tells what was counted until then."""
+        """Tell nothing of it: the queue is gone; or its parent tells it, in a process that was forked."""
         self._outcomes = deque[str]()
         _UNTOLD.pop(self, None)
 

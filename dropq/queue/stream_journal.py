@@ -287,7 +287,7 @@ class Journal:
                 if number in written:
                     self._mark_settled(number)
                 del self._batches[number]
-            self._context.log.close()  # Spark kills this process when the query ends
+            self._context.log.sums.tell()  # Spark kills this process when the query ends
         return settled
 
     def _mark_settled(self, batch: int) -> None:

@@ -488,7 +488,7 @@ class Subscription:
         """Do what is not done for each message: sweep, read read-locks and routes, replace an old view."""
         offers = self._offers
         offers.look_for_change()
-        self._context.log.attend()
+        self._context.log.sums.tell_if_due()
         if not offers.is_quiet:
             self._sweep.stir()
         self._sweep_if_due()
@@ -612,7 +612,6 @@ class Subscription:
                     with suppress(LeaseLost):
                         unseen.release(counted=False)
                 self._sweep.close()
-                self._context.log.close()
                 if presence is None:
                     return  # its claims outlive it, or it has ended before
                 self._return_held()
@@ -621,11 +620,12 @@ class Subscription:
                 presence.end()
             if self._at_end is not None:
                 self._at_end()
-            self._context.log.close()
         except BaseException:
             if presence is not None:
                 presence.abandon()
             raise
+        finally:
+            self._context.log.sums.tell()
 
     def _return_held(self) -> None:
         refused: DropqError | None = None

@@ -100,7 +100,7 @@ class Router:
             self._route(stopped)
         finally:
             self._mover.rest()
-            self._context.log.attend()
+            self._context.log.sums.tell_if_due()
             with self._context.error_context("the messages wait for the next router, or a sweep"):
                 self._carriers.run()
 

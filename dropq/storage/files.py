@@ -29,7 +29,6 @@ from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
 from dropq.storage.system_calls import (
-    APPEND,
     CREATE,
     FILE_MODE,
     FOLDER,
@@ -325,7 +324,7 @@ class Storage:
 
         `line` makes it, and gets the bytes that the file has; an empty one is not written. OSError for what is no file.
         """
-        with closing(os.open(path, APPEND, self._create_mode)) as fd:
+        with closing(os.open(path, TOUCH | os.O_APPEND, self._create_mode)) as fd:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
                 raise OSError(errno.EINVAL, "it is no regular file of ours", path)

@@ -23,8 +23,6 @@ RECALL_LIMIT = 10.0
 #: Without O_NONBLOCK the open of a fifo that lies under a name of ours would wait.
 TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-#: A line that is appended goes behind all that are there, whoever wrote them.
-APPEND = TOUCH | os.O_APPEND
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: What a call raises when the kernel or the file system lacks it, or its flags.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dropq.config.load import load_queue, toml_text, validate_options
+from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import QueueConfig, underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
@@ -24,7 +24,7 @@ from dropq.format.layout import SETTLED, SUBSCRIPTIONS, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import EphemeralMarker
 from dropq.lifecycle.folders import begin_deletion, building, clear, close, deletion_names, restore
-from dropq.lifecycle.open_queue import context_of, find_layout, open_queue, storage_of
+from dropq.lifecycle.open_queue import find_layout, open_queue, storage_of
 from dropq.lifecycle.processing import has_committed
 from dropq.lifecycle.queue_notes import cut, make_known, subscription_folders
 from dropq.lifecycle.transfers import in_transit
@@ -73,8 +73,8 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
         make_known(root.layout, layout.private, store)
-    config = load_queue(name, root.config, layout.config_file, layout)
-    context_of(root, name, layout, config, storage_of(config, layout.base)).log.act("created")
+    with suppress(OSError, DropqError):  # it is made, whatever the log says
+        open_queue(root, name).log.act("created")
     is_view = options.get("underlying_topic") is not None or "UnderlyingTopic" in options
     if is_view:
         with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
@@ -231,7 +231,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             store.rename_folder(layout.home, away)
         else:
             _decide(context, lies.moved(undecided), away, force=force)
-        context.log.forget()
+        context.log.sums.forget()
         clear(root.layout, layout.base, lies.moved(away), store, wholly=True)
         if layout.is_topic:
             with suppress(OSError, DropqError):  # a sweep of the root does it

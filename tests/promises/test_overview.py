@@ -107,7 +107,7 @@ def test_what_settled_and_what_came_are_rates_of_the_last_minute(make: Make, clo
     assert watched.look().rate_in is None
     for _ in range(20):
         take(queue).ack()
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     clock.advance(20)
     queue.send_many([b"x"] * 5)
     look = watched.look()
@@ -244,7 +244,7 @@ def test_a_queue_whose_messages_a_router_moves_does_not_stand_still(make: Make, 
     clock.advance(70)
     assert look_at(queue).still
     queue.context.log.ended("moved", "4.1795940105402001-3959586867.B", intended=True)
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     assert look_at(queue).still == ""
 
 
@@ -414,12 +414,12 @@ def test_what_was_settled_since_the_exporter_began_is_counted_as_long_as_the_que
     root = Root.create(tmp_path)
     queue = root.create_queue("q", durability="none")
     take_one(queue)
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     viewer, exporter = Viewer(root.context), Exporter()
     assert 'dropq_settled_total{queue="q",outcome="acked"} 0' in text_of(viewer, exporter)
     for _ in range(3):
         take_one(queue)
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     text = text_of(viewer, exporter)
     assert 'dropq_settled_total{queue="q",outcome="acked"} 3' in text
     queue.close()
