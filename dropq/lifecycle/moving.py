@@ -368,20 +368,18 @@ class Moves:
     ) -> str | None:
         """Tell the log of a message that went from a folder to a queue, unless another process moved it first."""
         if moved is not None:
-            state, is_here = os.path.basename(source), to.layout.home == self._layout.home
-            was_held = "returned" if state == "processing" else ""
-            outcome = "" if state in SETTLED else was_held if is_here else "moved"
-            file = self._sidecars.file(filename)
-            self._ended(
-                event,
-                file.own_name,
-                file.claim if state == "processing" else None,
-                to=to.name,
-                state=state,
-                outcome=outcome,
-                intended=intended,
-            )
+            state, stays = os.path.basename(source), to.layout.home == self._layout.home
+            outcome = "moved" if not stays else "returned" if state == "processing" else ""
+            self._taken(event, state, filename, outcome, to=to.name, intended=intended)
         return moved
+
+    def _taken(
+        self, event: str, state: str, filename: str, outcome: str, *, to: str = "", intended: bool = False
+    ) -> None:
+        """Tell the log of a message that was taken out of a state; what was settled before does not count again."""
+        file, outcome = self._sidecars.file(filename), "" if state in SETTLED else outcome
+        claim = file.claim if state == "processing" else None
+        self._ended(event, file.own_name, claim, to=to, state=state, outcome=outcome, intended=intended)
 
     def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue under a name without credits, and free those under which it had come."""
@@ -487,9 +485,7 @@ class Moves:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         if event:
-            outcome, told = "" if state in SETTLED else "removed", self._sidecars.file(file)
-            claim = told.claim if state == "processing" else None
-            self._ended(event, told.own_name, claim, state=state, outcome=outcome)
+            self._taken(event, state, file, "removed")
         self.context.reasons.drop(state, file, inode)
         credits.free(self.context, file)
         sync_settled(self.context, self._layout.folder(state))

@@ -107,11 +107,8 @@ class RecordSettlement(Settlement):
         with self._frozen(claim):
             if not self.cursor.is_settled:
                 return self.claims.give_back(claim, **how)
-            location = self._commit(claim, rest := returned(self.context, claim, **how))
-            if self.parts and not rest.reason and how.get("counted", True):
-                why, said = why_returned(**how)
-                self.context.log.ended("returned", claim.own_name, claim, reason=why, details=said)
-            return location
+            why = why_returned(**how) if how.get("counted", True) else None
+            return self._commit(claim, returned(self.context, claim, **how), why)
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
@@ -177,19 +174,18 @@ class RecordSettlement(Settlement):
 
     # -- the commit ----------------------------------------------------------------------------------------------
 
-    def _commit(self, claim: Claim, rest: Goes | None) -> Location:
-        """Settle all records by one commit; `rest` says where the others go, None acknowledges them."""
+    def _commit(self, claim: Claim, rest: Goes | None, why: tuple[str, Details] | None = None) -> Location:
+        """Settle all records by one commit; `rest` says where the others go, and `why`; None acknowledges them."""
         cursor = self.cursor
         if rest is not None and cursor.left() is None:
             return self.archive(claim)
         if self._is_changed(claim):
             return self.claims.set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(cursor.others.items())]
-        fates = [each.fate for _, each in sorted(cursor.others.items())]
         if rest is None:
             location = self._settle_as(claim, parts)
+            self._tell_records(parts)
             if self.parts:  # else its body was changed meanwhile
-                self._tell(parts, fates)
                 self.context.log.ended("acked", claim.own_name, claim)
             return location
         left, acked = cursor.left(), cursor.acknowledged()
@@ -205,23 +201,22 @@ class RecordSettlement(Settlement):
             )
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         location = self._settle_as(claim, [*parts, heir], heir=heir)
-        if self.parts:
-            self._tell(parts, fates)
-        if self.parts and rest.reason:
-            event, to = ended_as(location.state, rest.reason), self._letters_of(location.state)
-            self.context.log.ended(event, claim.own_name, claim, reason=rest.reason, details=rest.details, to=to)
+        self._tell_records(parts)
+        if self.parts and (why or rest.reason):
+            self._tell(claim.own_name, location.state, rest, why or (rest.reason, rest.details), claim)
         return location
 
-    def _tell(self, parts: list[Part], fates: list[Fate]) -> None:
+    def _tell_records(self, parts: list[Part]) -> None:
         """Tell the log of each record that failed or was given back; the bundle alone counts as a message."""
-        for part, own, fate in zip(parts, self.parts, fates, strict=False):  # what comes after is acknowledged, or left
-            goes = part.goes
-            why, said = why_returned(**_how(fate))
-            event, to = ended_as(own.state, goes.reason) if goes.reason else "returned", self._letters_of(own.state)
-            self.context.log.ended(event, own.own_name, reason=goes.reason or why, details=said, to=to, outcome="")
+        others = sorted(self.cursor.others.items())
+        for part, own, (_, each) in zip(parts, self.parts, others, strict=False):  # the rest is acknowledged, or left
+            self._tell(own.own_name, own.state, part.goes, why_returned(**_how(each.fate)))
 
-    def _letters_of(self, state: str) -> str:
-        return (self.context.config.dead_letter_queue or "") if state == DEAD_LETTER else ""
+    def _tell(self, own: str, state: str, goes: Goes, why: tuple[str, Details], claim: Claim | None = None) -> None:
+        event = ended_as(state, goes.reason) if goes.reason else "returned"
+        (reason, said), outcome = why, None if claim else ""
+        to = (self.context.config.dead_letter_queue or "") if state == DEAD_LETTER else ""
+        self.context.log.ended(event, own, claim, reason=goes.reason or reason, details=said, to=to, outcome=outcome)
 
     def _is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to the body since it was claimed, or since it was opened."""

@@ -184,6 +184,20 @@ def test_records_that_fail_are_told_and_their_bundle_ends_once(make: Make) -> No
     assert sums(queue) == {"acked": 1}
 
 
+def test_a_bundle_of_which_nothing_is_left_is_acknowledged_whatever_ends_it(make: Make) -> None:
+    queue = make(log="all")
+    queue.send(b"1\n2\n", type="jsonl")
+    message = take(queue)
+    records = message.records()
+    for _ in range(2):
+        record = next(records)
+        record.reject("odd") if record.number == 1 else record.ack()
+    message.nack()
+    queue.close()
+    assert told(queue) == [("rejected", "rejected"), ("acked", None)]
+    assert sums(queue) == {"acked": 1}
+
+
 def test_a_barrier_ends_once_for_all_its_holders(make: Make) -> None:
     queue = make(barrier_expression="1 = 1", log="all")
     subscriptions = [queue.subscribe() for _ in range(3)]
