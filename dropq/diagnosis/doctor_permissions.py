@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import pwd
 import secrets
 import stat
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -100,11 +99,7 @@ def _nearest(path: str) -> str:
 
 
 def _user() -> str:
-    number = os.geteuid()
-    try:
-        return f"user {pwd.getpwuid(number).pw_name}"
-    except KeyError:
-        return f"user {number}"
+    return f"user {reading.user_name(os.geteuid())}"
 
 
 # -- the roles -------------------------------------------------------------------------------------------------------

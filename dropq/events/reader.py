@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import groupby, islice
+from itertools import groupby
 from typing import IO, NamedTuple
 
 from dropq.events.log import ACTS, DETAILS, LINE_LIMIT, LISTED, OUTCOMES
 from dropq.format.escapes import decode
 from dropq.storage.clock import time_of
-from dropq.storage.reading import names_in, open_body, parse_json
+from dropq.storage.reading import names_in, open_body, parse_json, user_name
 
 #: The name of a file of a log: its day, host and user.
 FILE = re.compile(r"(20[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01]))-([^/]+)-([0-9]{1,10})\.jsonl")
@@ -140,8 +140,8 @@ def _begin(file: IO[bytes], size: int, recent: datetime) -> int:
     back = _RECENT
     while back < min(size, LISTED):
         file.seek(size - back)
-        found = (parse(line, "", "") for line in file.read(_CHUNK).splitlines())
-        if any(event.time < recent for event in islice(filter(None, found), 1)):
+        found = filter(None, (parse(line, "", "") for line in file.read(_CHUNK).splitlines()))
+        if (event := next(found, None)) is not None and event.time < recent:
             break
         back *= 2
     return max(size - back, 0)
@@ -167,16 +167,6 @@ def _is_a(value: object, kind: type) -> bool:
         return isinstance(value, str)
     is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
     return is_number and 0 <= value <= _LARGEST  # type: ignore[operator]
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user on this host, or the number."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 class Rates:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import stat
 import sys
 import time
@@ -293,6 +294,14 @@ def is_shared(folder: str) -> bool:
     """Return whether other hosts may change what lies in a folder, as far as its mount shows."""
     mount = mount_at(folder, os.stat(folder).st_dev)
     return mount is None or mount.shared
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user on this host; the number of one that has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def names_in(folder: str) -> frozenset[str]:
