@@ -28,17 +28,7 @@ from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
-from dropq.storage.system_calls import (
-    CREATE,
-    FILE_MODE,
-    FOLDER,
-    HERE,
-    NO_FLAGS,
-    READ,
-    TOUCH,
-    closing,
-    open_file,
-)
+from dropq.storage.system_calls import CREATE, FILE_MODE, FOLDER, HERE, NO_FLAGS, READ, TOUCH, closing, open_file
 
 log = logging.getLogger("dropq")
 

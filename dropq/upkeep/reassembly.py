@@ -166,8 +166,7 @@ def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part
             if reading.exists(folder):
                 raise  # the queue is gone, or its target/
             raise DropqError(f"a sweep took this process for dead while it put parts together; {APART}") from error
-    whole, count = context.sidecars.file(name).own_name, len(parts)
-    context.log.act("requeued", id=context.sidecars.parse(whole).id, state=state, count=count)
+    context.log.act("requeued", id=context.sidecars.file(name).name.id, state=state, count=len(parts))
 
 
 def _take(context: QueueContext, state: str, part: Part, folder: str) -> None:
