@@ -39,7 +39,7 @@ from dropq.storage.failures import error_context, storage_error
 if TYPE_CHECKING:
     from dropq.api import Queue
     from dropq.format.staged import OwnPart
-    from dropq.queue.outputs import Out
+    from dropq.queue.outputs import Out, Outputs
     from dropq.queue.sender import Sent
     from dropq.records.record_cursor import RecordCursor
 
@@ -126,8 +126,7 @@ class Message(MessageView):
 
         with Outputs(self, self.queue._destinations) as outputs:
             outputs.add_all([send] if isinstance(send, Out) else send)
-            self._settle(outputs.archive)
-        outputs.distribute()
+            self._ack_with(outputs)
 
     def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.
@@ -211,6 +210,12 @@ class Message(MessageView):
             self.release()  # the program is being stopped: that is not the message's fault
 
     # -- private ---------------------------------------------------------------------------------------------
+
+    def _ack_with(self, outputs: Outputs) -> None:
+        """Acknowledge it, and send what was made of it."""
+        outputs.sync()
+        self._settle(outputs.archive)
+        outputs.distribute()
 
     def _give_back(self, **how: Unpack[HowReturned]) -> None:
         self._settle(partial((self._records or self._settlement).give_back, **how))

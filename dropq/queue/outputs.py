@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format import names
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, Location
@@ -36,7 +36,7 @@ from dropq.staging import fan_out
 from dropq.staging.destinations import DestinationFolder, give_word, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
-from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.failures import describe, error_context
 from dropq.storage.files import Draft, Storage
 from dropq.storage.liveness import MOST_ANNOUNCED
 
@@ -304,7 +304,8 @@ class OutputWriter:
         self._sender = sender
         self._out = out
         self._draft = part_draft(number)
-        self._writing = BufferedWriter(Draft(fd, lambda error: storage_error(error, fan_out.UNSETTLED)))
+        to = sender._destination
+        self._writing = BufferedWriter(Draft(fd, lambda error: fan_out.dropped(outputs._folder, error, to)))
 
     def write(self, data: bytes | memoryview) -> None:
         """Write a piece of the body.
@@ -479,12 +480,12 @@ class Outputs:
         return self._context.sidecars.fit(naming.counted(self._context, claim))
 
     def _finish(self, part: OutputWriter, writing: BufferedWriter[Draft]) -> None:
-        path, storage = f"{self._folder}/{part._draft}", part._sender._destination.storage
-        with error_context(fan_out.UNSETTLED):
+        path, to = f"{self._folder}/{part._draft}", part._sender._destination
+        with fan_out.staging(self._folder, to):
             writing.flush()
-            storage.sync_file(writing.fileno())
+            to.storage.sync_file(writing.fileno())
             writing.close()
-            storage.await_whole(path, part.size)
+            to.storage.await_whole(path, part.size)
         self._open.discard(part)
         try:
             destination = self._destinations.folder(part._sender._destination)
@@ -492,10 +493,8 @@ class Outputs:
             part._sender = part._sender._instead(missing)
             destination = self._destinations.folder(part._sender._destination)
         name = part_name(destination.token, self._file_name(part._sender, part._out))
-        try:
+        with fan_out.staging(self._folder, to):
             self._context.storage.rename(path, f"{self._folder}/{name}")
-        except OSError as error:
-            raise fan_out.dropped(self._folder, error) from error
         self._note(name, destination, part._sender)
 
     def _note(self, name: str, destination: DestinationFolder, sender: Sender) -> None:
@@ -535,6 +534,18 @@ class Outputs:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
+    def sync(self) -> None:
+        """Make durable what is less so than the commit will be; do this first, while the lease can be renewed."""
+        storage, folder = self._storage, self._folder
+        # A sweep may have dropped what is staged: then the settlement finds the claim gone, too.
+        with suppress(LeaseLost), fan_out.staging(folder, self._context):
+            unsynced = self._unsynced if storage.syncs_files else []
+            with storage.together(folder, len(unsynced)) as each:
+                for name in unsynced if each else ():
+                    storage.sync_path(f"{folder}/{name}")
+            if storage is not self._context.storage:
+                self._destinations.sync(self._parts.values(), storage)
+
     def archive(self, claim: Claim) -> Location:
         """Acknowledge the message, and send what was made of it; use this as the verb of a settlement."""
         records = self._message._records
@@ -549,13 +560,7 @@ class Outputs:
         context = self._context
         if self._storage is not context.storage:
             context = replace(context, storage=self._storage)
-            with error_context(fan_out.UNSETTLED):
-                self._destinations.sync(self._parts.values(), context.storage)
         own_name, folder = self._own_name(claim), self._folder
-        if self._unsynced and context.storage.syncs_files:
-            with error_context(fan_out.UNSETTLED):
-                for name in self._unsynced:
-                    context.storage.sync_path(f"{folder}/{name}")
         self._folder = ""  # RACE: a commit that was tried may be made after it failed, and then it needs the parts
         try:
             fan_out.send(context, claim, folder, self._parts, own_name)

@@ -20,8 +20,8 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -237,14 +237,28 @@ def _take_in(context: QueueContext, path: str, staged: str, destination: QueueCo
                 f"queue {destination.name} lies where no rename from queue {context.name} leads to: what is made of a "
                 f"message goes out by one rename; {outcome}"
             ) from error
-        raise dropped(os.path.dirname(staged), error) from error
+        raise dropped(os.path.dirname(staged), error, context) from error
 
 
-def dropped(folder: str, error: OSError) -> DropqError:
-    """Return what to raise for a rename into a staged folder that failed: LeaseLost if a sweep has dropped that."""
-    if isinstance(error, FileNotFoundError) and (is_dropped(folder) or not reading.exists(folder)):
+def dropped(folder: str, error: OSError, destination: QueueContext) -> DropqError:
+    """Return what to raise for a call in a staged folder that failed: LeaseLost if a sweep has dropped that.
+
+    An error of a call on an open file has no path: it gets that of the destination.
+    """
+    if reading.is_gone(error) and (is_dropped(folder) or not reading.exists(folder)):
         return LeaseLost(f"{folder} was dropped, as a sweep took its holder for dead; nothing was sent")
+    if error.filename is None:
+        error.filename = destination.layout.base
     return storage_error(error, UNSETTLED)
+
+
+@contextmanager
+def staging(folder: str, destination: QueueContext) -> Iterator[None]:
+    """Raise what `dropped` returns for a call of the block that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise dropped(folder, error, destination) from error
 
 
 def try_rename(context: QueueContext, destination: QueueContext) -> None:

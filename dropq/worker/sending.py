@@ -132,9 +132,7 @@ class Sending:
 
     def ack(self) -> None:
         """Acknowledge the message, and send what was made of it."""
-        outputs = self.outputs
-        self._message._settle(outputs.archive)
-        outputs.distribute()
+        self._message._ack_with(self.outputs)
 
 
 class SendingHandler(ABC):

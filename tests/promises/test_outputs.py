@@ -26,7 +26,9 @@ import dropq
 from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Out, Queue, QueueFull, StorageError, aio, work
 from dropq.lifecycle import processing
 from dropq.queue import outputs as outputs_module
+from dropq.queue.lease_renewer import renew_held
 from dropq.staging import fan_out
+from dropq.storage import system_calls
 from dropq.storage.files import Storage
 from dropq.upkeep import bulk
 from dropq.worker.sending import Sendings
@@ -199,6 +201,38 @@ def test_the_durability_is_that_of_the_strictest(tmp_path: Path, monkeypatch: py
     assert {"strict/target", "loose/target", "q/processing", "q/.dropq/staged"} <= set(folders)
 
 
+def test_the_lease_is_renewed_while_an_ack_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, durability="full")
+    queue.root.create_queue("loose", durability="none")
+    queue.send(b"a")
+    message = take(queue)
+    message.extend(30)
+    sync_path, deadlines = Storage.sync_path, list[int]()
+
+    def renewing(self: Storage, path: str) -> None:
+        thread = threading.Thread(target=renew_held, args=([message], 60 * (len(deadlines) + 1)))
+        thread.start()
+        thread.join()
+        deadlines.append(message._claim.deadline if message._claim is not None else 0)
+        sync_path(self, path)
+
+    monkeypatch.setattr(Storage, "sync_path", renewing)
+    message.ack(send=[Out("loose", b"1"), Out("loose", b"2")])
+    assert len(deadlines) >= 2 and deadlines == sorted(set(deadlines))
+
+
+def test_many_that_an_ack_syncs_are_synced_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, durability="full")
+    loose = queue.root.create_queue("loose", durability="none")
+    queue.send(b"a")
+    message, synced = take(queue), list[str]()
+    monkeypatch.setattr(system_calls, "can_sync_whole", lambda path: True)
+    monkeypatch.setattr(system_calls, "sync_whole", lambda fd, path: synced.append(path))
+    monkeypatch.setattr(Storage, "sync_path", lambda self, path: synced.append(path))
+    message.ack(send=[Out(loose, b"x")] * 100)
+    assert [path.split("/")[-2] for path in synced] == ["staged"] and len(bodies(loose)) == 100
+
+
 def test_a_part_has_the_modes_of_a_message_that_is_sent_there(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, file_mode="0600")
     other = queue.root.create_queue("other", file_mode="0640")
@@ -226,6 +260,30 @@ def test_who_lost_the_claim_sends_nothing(make: Make, clock: Clock) -> None:
     queue.sweep()  # makes a fence there
     queue.sweep()
     assert staged(queue) == []
+
+
+def test_who_lost_the_claim_is_told_so_whatever_fails_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, durability="full")
+    queue.root.create_queue("loose", durability="none")
+    queue.send(b"a")
+    message = take(queue)
+    outputs = outputs_module.Outputs(message, queue._destinations)
+    outputs.add_all([Out("loose", b"A")])
+    part = outputs.begin(Out("loose", b""))
+    assert part is not None
+    os.unlink(message.path)
+    reopened(queue).sweep()
+
+    def stale(fd: int, data: bytes) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")  # as of a file that another NFS client removed
+
+    monkeypatch.setattr(os, "write", stale)
+    with pytest.raises(LeaseLost):
+        part.write(b"x" * 100_000)
+    part.close()
+    with pytest.raises(LeaseLost):
+        message._ack_with(outputs)
+    assert not message.held
 
 
 def test_a_missing_queue_leaves_the_message_held(queue: Queue) -> None:
@@ -634,7 +692,7 @@ def test_a_sweep_drops_no_folder_whose_claim_its_listing_passed_over(
         fan_out, "claims_in", lambda context: iter(()) if passed_over and passed_over.pop() else claims_in(context)
     )
     assert fan_out.sweep(reopened(queue).context).dropped == 0 and not passed_over
-    message._settle(outputs.archive)
+    message._ack_with(outputs)
     assert bodies(other) == [b"A"]
 
 

@@ -121,7 +121,7 @@ def _stage(scene: Scene, *, make: bool) -> None:
 
 
 def _commit(scene: Scene) -> None:
-    scene.messages[0]._settle(scene.made[0].archive)
+    scene.messages[0]._ack_with(scene.made[0])
 
 
 _TWO = ((ONE, OUT), (TWO, MORE))
