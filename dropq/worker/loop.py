@@ -404,19 +404,20 @@ class Worker:
                 outcome = outcome if outcome == "acked" else "failed"
                 message.ack()
             elif message.held:
-                settle()
+                try:
+                    settle()
+                except (StorageError, Unavailable, ValueError) as error:
+                    if outcome != "acked" or not sending.is_used or not message.held:
+                        raise
+                    outcome, settle, why = self._not_sent(error, message, sending)
+                    sending.withdraw()
+                    settle()
             else:
                 outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
                 if sending.is_used and outcome != "lost":
                     log.warning("what was made of message %s was not sent, as its handler settled it", message.id)
         except LeaseLost:
             outcome = "lost"
-        except (StorageError, Unavailable, ValueError) as error:
-            if outcome != "acked" or not sending.is_used or not message.held:
-                raise
-            outcome, settle, why = self._not_sent(error, message, sending)
-            sending.withdraw()
-            settle()
         if sending.is_refused:
             self._sendings.rest(taken.subscription)
         elif sending.is_used and outcome == "acked":

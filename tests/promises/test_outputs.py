@@ -942,6 +942,24 @@ def test_a_full_disk_gives_the_message_back_and_the_worker_rests(
     assert "JMSXDeliveryCount" not in archived.name
 
 
+def test_a_worker_that_loses_a_message_as_its_ack_fails_goes_on(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send_many([b"1", b"2"])
+    commit, fails = Storage.commit, [True]
+
+    def removed(self: Storage, source: str, destination: str) -> None:
+        if fails and fails.pop():
+            os.unlink(source)
+            raise OSError(errno.EIO, "no answer")
+        commit(self, source, destination)
+
+    monkeypatch.setattr(Storage, "commit", removed)
+    monkeypatch.setattr("dropq.worker.sending.LEAST_REST", 0.01)
+    report = work(queue, lambda message: Out(other, message.body), until_empty=True)
+    assert counted(report) == {"lost": 1, "acked": 1} and bodies(other) == [b"2"]
+
+
 def test_a_worker_takes_nothing_while_a_destination_is_full(queue: Queue) -> None:
     full = queue.root.create_queue("full", max_unprocessed=1, overflow="reject")
     queue.send_many([b"1", b"2", b"3"])
