@@ -208,6 +208,17 @@ class Destinations:
                 f"{words([own.address, *way])}: what is made of messages of {own.address} cannot go to {to.name}"
             )
 
+    def instead(self, sender: Sender, missing: NoSuchQueue) -> Sender:
+        """Return the sender to the dead-letter queue, for one whose queue is missing.
+
+        Raises:
+            NoSuchQueue: the root has none; or it is the queue itself, which would feed itself for ever.
+        """
+        other = sender._instead(missing)
+        if other._destination.layout.home == self.context.layout.home:
+            raise NoSuchQueue(f"{missing}; a dead letter of it would come back to {self.context.name}") from missing
+        return other
+
     def folder(self, to: QueueContext) -> DestinationFolder:
         """Return the folder of a queue, which this queue knows by a file from then on.
 
@@ -252,7 +263,7 @@ class Destinations:
         try:
             to = sender._destination
         except NoSuchQueue as missing:
-            sender = sender._instead(missing)
+            sender = self.instead(sender, missing)
             to = sender._destination
         sender._address(out.body, **out.fields)
         fan_out.try_rename(self.context, to)
@@ -323,7 +334,7 @@ class OutputWriter:
     def drop(self) -> None:
         """Make no message of it."""
         self.close()
-        self._outputs._drop(self._draft)
+        self._outputs._drop(self)
 
     def close(self) -> None:
         """Close its file."""
@@ -408,9 +419,10 @@ class Outputs:
 
     def _begun(self, out: Out, begin: Callable[[Sender, Out, str], T]) -> T | None:
         """Begin a message in the staged folder by `begin`, with who takes it; return None if its queue discards it."""
-        if out.root not in (None, self._context.root.layout.path):
+        own = self._context.root.layout.path
+        if out.root not in (None, own) and not _is_same(out.root, own):
             raise ConfigError(f"{out!r} is in root {out.root}: what is made of a message goes to queues of its root")
-        if self._count >= MOST:
+        if len(self._parts) + len(self._open) >= MOST:
             raise TooManyOutputs(f"message {self._message.id}: more than {MOST} messages were made of it")
         if (sender := self._taker(out.to, 1)) is None:
             return None
@@ -420,7 +432,7 @@ class Outputs:
         try:
             begun = begin(sender, out, folder)
         except NoSuchQueue as missing:
-            sender = self._takers[out.to] = sender._instead(missing)
+            sender = self._takers[out.to] = self._destinations.instead(sender, missing)
             begun = begin(sender, out, folder)
         self._count += 1
         return begun
@@ -433,7 +445,7 @@ class Outputs:
                 is_own = sender._destination.layout.home == self._context.layout.home
                 self._takers[address] = sender if is_own else self._admitted(sender, count)
             except NoSuchQueue as missing:
-                self._takers[address] = sender._instead(missing)
+                self._takers[address] = self._destinations.instead(sender, missing)
         return self._takers[address]
 
     def _admitted(self, sender: Sender, count: int) -> Sender | None:
@@ -490,7 +502,7 @@ class Outputs:
         try:
             destination = self._destinations.folder(part._sender._destination)
         except NoSuchQueue as missing:
-            part._sender = part._sender._instead(missing)
+            part._sender = self._destinations.instead(part._sender, missing)
             destination = self._destinations.folder(part._sender._destination)
         name = part_name(destination.token, self._file_name(part._sender, part._out))
         with fan_out.staging(self._folder, to):
@@ -507,8 +519,9 @@ class Outputs:
         if to.layout.is_topic:
             self._topics[to.name] = sender
 
-    def _drop(self, draft: str) -> None:
-        self._context.storage.unlink(f"{self._folder}/{draft}")
+    def _drop(self, part: OutputWriter) -> None:
+        self._open.discard(part)
+        self._context.storage.unlink(f"{self._folder}/{part._draft}")
 
     def _file_name(self, sender: Sender, out: Out) -> str:
         """Return the file name that a message gets, with a new id."""
@@ -585,6 +598,14 @@ class Outputs:
         folder, self._folder = self._folder, ""
         if folder and self._message._claim is not None:
             fan_out.withdraw(self._context, folder)
+
+
+def _is_same(path: str, other: str) -> bool:
+    """Return whether two paths lead to one folder."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False  # one of them is gone
 
 
 def _is_text(text: str) -> bool:

@@ -306,6 +306,18 @@ def test_for_a_missing_queue_the_dead_letter_queue_takes_it(tmp_path: Path) -> N
     assert (letter.body, letter.origin, letter.dead_letter_reason) == (b"A", "nope", "no_such_queue")
 
 
+def test_a_dead_letter_queue_does_not_feed_itself(tmp_path: Path) -> None:
+    (tmp_path / "dropq.toml").write_text('dead_letter_queue = "q"\n')
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    message = take(queue)
+    with pytest.raises(NoSuchQueue, match="a dead letter of it would come back to q"):
+        message.ack(send=Out("nope", b"A"))
+    assert message.held and staged(queue) == [] and where(queue) == {"processing": [b"a"]}
+    message.release()
+    assert counted(work(queue, lambda message: Out("nope", b"A"), until_empty=True)) == {"failed": 1}
+
+
 def test_a_full_queue_that_rejects_leaves_the_message_held(queue: Queue) -> None:
     full = queue.root.create_queue("full", max_unprocessed=1, overflow="reject")
     full.send(b"1")
@@ -725,6 +737,13 @@ def test_an_out_to_a_queue_of_another_root_is_refused(queue: Queue, other: Queue
     with pytest.raises(ConfigError, match="goes to queues of its root"):
         message.ack(send=Out(far, b"A"))
     assert message.held and bodies(other) == bodies(far) == []
+
+
+def test_an_out_to_a_queue_of_the_root_by_another_path_is_sent(queue: Queue, other: Queue, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(queue.root.path)
+    queue.send(b"a")
+    take(queue).ack(send=Out(dropq.Root(tmp_path / "link").queue("other"), b"A"))
+    assert bodies(other) == [b"A"]
 
 
 def test_a_foreign_name_that_is_not_text_is_no_correlation_id(queue: Queue, other: Queue) -> None:

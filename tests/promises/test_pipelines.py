@@ -188,6 +188,15 @@ def test_more_lines_than_may_be_sent_fail_the_message(
     assert reason_in(queue, "error")["reason"] == "too_many_outputs"
 
 
+def test_an_empty_line_that_is_not_sent_does_not_count(
+    queue: Queue, out: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.queue.outputs.MOST", 3)
+    queue.send(b"a")
+    assert worked(queue, sh("echo; seq 3", lines=True)) == {"acked": 1}
+    assert bodies(out) == [b"1", b"2", b"3"]
+
+
 def test_a_large_body_takes_no_memory(queue: Queue, out: Queue) -> None:
     queue.send(b"a")
     script = (
@@ -305,6 +314,13 @@ def test_a_missing_destination_s_dead_letter_queue_takes_it(tmp_path: Path) -> N
     assert subprocess.run([*DROPQ, *options], check=False).returncode == 0
     (letter,) = letters.browse("target")
     assert (letter.body, letter.origin) == (b"a", "nope")
+
+
+def test_a_dead_letter_queue_s_own_filter_is_refused_where_its_destination_is_missing(run: Run, queue: Queue) -> None:
+    (Path(queue.root.path) / "dropq.toml").write_text('dead_letter_queue = "q"\n')
+    queue.send(b"a")
+    ran = run(*["work", "q", "--to", "nope", "--until-empty", "--", "cat"])
+    assert ran.code == 66 and "would come back to q" in ran.err and bodies(queue) == [b"a"]
 
 
 @pytest.mark.parametrize(
