@@ -1,14 +1,16 @@
 """The verbs of queues, subscriptions and messages for asyncio: each runs in a thread, and its task waits for it.
 
 A cancelled receive holds no message: what its thread has claimed is back in the queue, uncounted, when the
-cancellation arrives. Any other verb that is cancelled runs to its end first, so it never happens by half.
+cancellation arrives. A cancelled ack that waits for room to send changes nothing. Any other verb that is cancelled runs
+to its end first, so it never happens by half.
 
 **Threads.** Tasks that wait would use up a pool that others share, such as that of `asyncio.to_thread`; then nobody
 could settle. So each `Queue` has threads of its own, made when they are needed: up to `THREADS` for verbs that end
-soon, as many for sends, which may wait for room in that queue, and as many for replies, which may wait for room in
-another; and up to `REQUESTS` for requests, which wait for their answers. Each `Subscription` has one more, in which one
-receive waits for a message, and the others wait for their turn. Any number of tasks may wait, in any number of event
-loops. The end of the program waits for none of these threads: what they hold then goes back, as after a crash.
+soon, as many for sends, which may wait for room in that queue, as many for replies, and as many for acks that send,
+which may wait for room in another; and up to `REQUESTS` for requests, which wait for their answers. Each `Subscription`
+has one more, in which one receive waits for a message, and the others wait for their turn. Any number of tasks may
+wait, in any number of event loops. The end of the program waits for none of these threads: what they hold then goes
+back, as after a crash.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = ["Message", "Queue", "RecordWriter", "Subscription"]
 
 log = logging.getLogger("dropq")
 
-#: How many threads a queue has for verbs that end soon, for sends, and for replies.
+#: How many threads a queue has for verbs that end soon, for sends, for replies, and for acks that send.
 THREADS = 8
 #: How many requests of a queue wait for their answers at once.
 REQUESTS = 64
@@ -80,6 +82,7 @@ class Queue:
         self._verbs = _Threads(THREADS, "dropq-verbs")
         self._sends = _Threads(THREADS, "dropq-sends")
         self._replies = _Threads(THREADS, "dropq-replies")
+        self._acks = _Threads(THREADS, "dropq-acks")
         self._requests = _Threads(REQUESTS, "dropq-requests")
         self._forks = FORKS.count
         self._own: Subscription | None = None
@@ -743,8 +746,15 @@ class Message:
         return await self.queue._run(partial(self.message.reply, body, **fields), self.queue._replies)
 
     async def ack(self, *, send: Out | Iterable[Out] = ()) -> None:
-        """Acknowledge it, and send what was made of it, as `dropq.Message.ack` does."""
-        await self.queue._run(partial(self.message.ack, send=send))
+        """Acknowledge it, and send what was made of it, as `dropq.Message.ack` does.
+
+        If it is cancelled while it waits for room, nothing was sent, and the message is still held.
+        """
+        if send == ():
+            return await self.queue._run(self.message.ack)
+        ending = Ending()
+        act = partial(self.message._ack_sending, send, ending.has_come)
+        await _to_its_end(self.queue._submit(act, self.queue._acks), ending.give_up)
 
     async def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.

@@ -121,12 +121,8 @@ class Message(MessageView):
         """
         if send == ():
             self._settle((self._records or self._settlement).archive)
-            return
-        from dropq.queue.outputs import Out, Outputs
-
-        with Outputs(self, self.queue._destinations) as outputs:
-            outputs.add_all([send] if isinstance(send, Out) else send)
-            self._ack_with(outputs)
+        else:
+            self._ack_sending(send)
 
     def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, and the delivery and a cancel are counted.
@@ -210,6 +206,14 @@ class Message(MessageView):
             self.release()  # the program is being stopped: that is not the message's fault
 
     # -- private ---------------------------------------------------------------------------------------------
+
+    def _ack_sending(self, send: Out | Iterable[Out], given_up: Callable[[], bool] | None = None) -> None:
+        """Do what `ack` does; raise MustWait, with nothing settled, if the wait for room is `given_up`."""
+        from dropq.queue.outputs import Out, Outputs
+
+        with Outputs(self, self.queue._destinations, given_up) as outputs:
+            outputs.add_all([send] if isinstance(send, Out) else send)
+            self._ack_with(outputs)
 
     def _ack_with(self, outputs: Outputs) -> None:
         """Acknowledge it, and send what was made of it."""

@@ -345,14 +345,20 @@ class OutputWriter:
 class Outputs:
     """What is made of one held message, and is sent with its ack; what was not sent when the block ends is removed.
 
+    Args:
+        given_up: whether nobody waits any more until a queue has room; None asks the destinations.
+
     Raises:
         LeaseLost: the message is not held.
         ValueError: it is shared with others, or is a bundle, and one of its records was settled by itself.
         ConfigError: nothing can go out with the acks of its queue.
     """
 
-    def __init__(self, message: MessageView, destinations: Destinations) -> None:
+    def __init__(
+        self, message: MessageView, destinations: Destinations, given_up: Callable[[], bool] | None = None
+    ) -> None:
         destinations.refuse()
+        self._given_up = given_up or destinations.given_up
         self._message = message
         self._destinations = destinations
         self._context = destinations.context
@@ -458,7 +464,7 @@ class Outputs:
             try:
                 return sender._admit_job(count if most is None else min(count, most))
             except MustWait as must:
-                if self._destinations.given_up():
+                if self._given_up():
                     raise
                 wait = wait or Wait(sender._destination.layout.processed, str(must), timing)
                 wait.pause(timing.max_age)

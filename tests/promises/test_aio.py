@@ -19,9 +19,10 @@ import pytest
 from children import in_child
 from helpers import make_queue, names_in, private, until, where
 
-from dropq import BacklogReached, DropqError, LeaseLost, StorageError, aio
+from dropq import BacklogReached, DropqError, LeaseLost, Out, StorageError, aio
 from dropq import Queue as ThreadsQueue
 from dropq.lifecycle.timing import Timing
+from dropq.policies.send_limits import Wait
 
 #: Consumers list target/ for every look, so that what went back is there for the next.
 LISTING = Timing(max_age=0, listing_share=0)
@@ -719,6 +720,37 @@ def test_replies_that_wait_for_room_elsewhere_hold_up_no_send(queue: ThreadsQueu
 
     asyncio.run(main())
     assert full.counts()["target"] == 1
+
+
+def test_acks_that_wait_for_room_hold_up_no_other_verb_and_a_cancelled_one_changes_nothing(
+    queue: ThreadsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = queue.root.create_queue("full", durability="none", max_unprocessed=1, overflow="block")
+    full.send(b"x")
+    number, waiting, pause = aio.THREADS + 1, set[int](), Wait.pause
+
+    def noting(self: Wait, seconds: float) -> None:
+        waiting.add(threading.get_ident())
+        pause(self, seconds)
+
+    monkeypatch.setattr(Wait, "pause", noting)
+    queue.send_many([b"%d" % each for each in range(number + 1)])
+
+    async def main() -> None:
+        async with aio.Queue(queue) as q, q.subscribe(max_backlog=None) as subscription:
+            *held, other = await subscription.receive_many(number + 1)
+            acks = [asyncio.create_task(message.ack(send=Out("full", b"A"))) for message in held]
+            await soon(lambda: len(waiting) == aio.THREADS, "all wait but one, whose turn has not come")
+            async with asyncio.timeout(60):
+                await other.ack()
+                for ack in acks:
+                    ack.cancel()
+                ended = await asyncio.gather(*acks, return_exceptions=True)
+            assert {type(each) for each in ended} == {asyncio.CancelledError}
+            assert all(message.held for message in held)
+
+    asyncio.run(main())
+    assert queue.counts()["target"] == number and where(full) == {"target": [b"x"]}
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
