@@ -157,6 +157,7 @@ class Moves:
             moved = self._move_to_dead_letter_queue(
                 path, queue, self._find_dead_letter_queue(queue, name), name, dead_letters.NO_SUCH_QUEUE
             )
+            self._ended(DEAD_LETTER, own_name, reason=dead_letters.NO_SUCH_QUEUE, to=queue or "", outcome="")
             sync_settled(self.context, os.path.dirname(moved))
             log.warning("queue %s is gone: message %s for it is a dead letter in %s", origin, name.id, queue)
         except (NoSuchQueue, StorageError, OSError) as error:
@@ -562,7 +563,8 @@ def set_part_aside(context: QueueContext, path: str, name: Name, reason: str, de
     """Move a part of a committed message, which cannot reach its destination any more, to error/ with a reason."""
     name = naming.marked(name)
     with suppress(FileNotFoundError):  # RACE: another roll-forward was first
-        move_with_reason(context, path, "error", name, reason, details)
+        file = move_with_reason(context, path, "error", name, reason, details)
+        context.log.ended(FAILED, file, reason=reason, details=details, outcome="")
         sync_settled(context, context.layout.error)
 
 

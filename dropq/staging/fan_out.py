@@ -298,11 +298,18 @@ def send(
         earlier = _committed_under(context, claim)
         if earlier is None:
             raise
-        context.log.ended("acked", claim.own_name, claim)
+        _tell_acked(context, claim)
         return roll_forward(context, earlier)
     if done is None:
         raise Unavailable(f"a sweep took this process for dead, and dropped what was staged; {UNSETTLED}")
     return done
+
+
+def _tell_acked(context: QueueContext, claim: Claim) -> None:
+    """Tell the log of an ack, once: one that was interrupted after its commit may be tried again."""
+    if not claim.told:
+        claim.told = True
+        context.log.ended("acked", claim.own_name, claim)
 
 
 def _committed_under(context: QueueContext, claim: Claim) -> str | None:
@@ -389,7 +396,7 @@ def _commit_parts(
             withdraw(context, folder)
         raise
     if isinstance(staged, StagedOutputs):
-        context.log.ended("acked", claim.own_name, claim)
+        _tell_acked(context, claim)
     elif isinstance(staged, StagedCopies) and staged.end == "processed":
         context.log.ended("moved", claim.own_name, intended=True)
     return roll_forward(context, folder, staged=staged)

@@ -19,7 +19,22 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import Clock, Make, base, drop, files, make_queue, other_file_system, reopened, take, until, where
+from helpers import (
+    Clock,
+    Make,
+    base,
+    drop,
+    events,
+    files,
+    make_queue,
+    other_file_system,
+    reopened,
+    sums,
+    take,
+    told,
+    until,
+    where,
+)
 from workers import Working, counted, reason_in
 
 import dropq
@@ -578,6 +593,20 @@ def test_who_stages_tells_a_committed_ack_from_a_lost_one(
     assert bodies(other) == [b"A"] and where(queue) == {"processed": [b"a"]}
 
 
+def test_an_ack_that_was_interrupted_after_its_commit_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, log="all")
+    other = queue.root.create_queue("other")
+    queue.send(b"a")
+    message = take(queue)
+    committed_only(monkeypatch, message, Out("other", b"A"))
+    assert message.held
+    message.ack(send=Out("other", b"B"))
+    queue.context.log.close()
+    assert told(queue) == [("acked", None)] and sums(queue) == {"acked": 1} and bodies(other) == [b"A"]
+
+
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("letters", [False, True])
 def test_a_part_whose_queue_is_gone_is_a_dead_letter(
@@ -600,6 +629,10 @@ def test_a_part_whose_queue_is_gone_is_a_dead_letter(
     (letter,) = place.browse("target" if letters else "error")
     assert (letter.body, letter.origin, letter.dead_letter_reason) == (b"A", "other", "no_such_queue")
     assert where(queue).get("processed") == [b"a"]
+    (event,) = (each for each in events(queue) if each.fields.get("id") == letter.id)
+    assert (event.event, event.fields["reason"]) == ("dead-letter" if letters else "failed", "no_such_queue")
+    queue.context.log.close()
+    assert sums(queue) == {"acked": 1}
     if anew:
         assert bodies(other) == []
         if letters:
