@@ -87,6 +87,11 @@ def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STA
     for state in searched:
         if found := bearing(context, state, message_id):
             return [Message(settlement, state, file) for file in found]
+    if "processing" in searched and is_committed(context, message_id):
+        raise NoSuchMessage(
+            f"message {message_id!r} of queue {context.name} is committed, and parts of it have not arrived: "
+            f"`dropq browse {context.name} --state processing --explain` says which"
+        )
     raise NoSuchMessage(f"no message {message_id!r} in queue {context.name} ({', '.join(searched)})")
 
 

@@ -38,7 +38,19 @@ from helpers import (
 from workers import Working, counted, reason_in
 
 import dropq
-from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Out, Queue, QueueFull, StorageError, aio, work
+from dropq import (
+    ConfigError,
+    LeaseLost,
+    Message,
+    NoSuchMessage,
+    NoSuchQueue,
+    Out,
+    Queue,
+    QueueFull,
+    StorageError,
+    aio,
+    work,
+)
 from dropq.lifecycle import processing
 from dropq.queue import outputs as outputs_module
 from dropq.queue.lease_renewer import renew_held
@@ -562,8 +574,11 @@ def committed_only(monkeypatch: pytest.MonkeyPatch, message: Message, *outs: Out
 
 def test_a_sweep_goes_on_with_what_was_committed(queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.send(b"a")
-    committed_only(monkeypatch, take(queue), Out("other", b"A"), Out("other", b"B", delay=3600))
+    message = take(queue)
+    committed_only(monkeypatch, message, Out("other", b"A"), Out("other", b"B", delay=3600))
     assert bodies(other) == [] and queue.counts()["processing"] == 1
+    with pytest.raises(NoSuchMessage, match="is committed, and parts of it have not arrived"):
+        queue.find(message.id)
     assert reopened(queue).sweep().total == 1
     assert where(other) == {"target": [b"A"], "delayed": [b"B"]} and where(queue) == {"processed": [b"a"]}
     assert queue.fsck() == []
