@@ -88,7 +88,7 @@ def work(
 
     With --to, what CMD writes to its stdout is sent to QUEUE by the rename that acknowledges the message: once CMD and
     all its children have ended, and CMD with 0. It has the message's priority, properties and correlation id, else its
-    id. Nothing is taken while QUEUE is full.
+    id. Nothing is taken while QUEUE is full. With --until-empty it exits with 75 when that could not be written.
     """
     from dropq.worker.command import Command, SendingCommand
     from dropq.worker.loop import Stop, stop_on_signals
@@ -166,6 +166,8 @@ def work(
     if report.halted is not None:
         output.note(f"error: {report.halted}")
         return UNAVAILABLE
+    if until_empty and outs and report.returned and not report.stopped:
+        return TRY_LATER  # what was made of them could not be written
     return NEGATIVE if until_empty and report.failed + report.rejected else OK
 
 

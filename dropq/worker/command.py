@@ -45,12 +45,11 @@ from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, Unavailable
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
 from dropq.queue.outputs import Out, OutputWriter
-from dropq.staging.fan_out import UNSETTLED
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.worker import guard
 from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
-from dropq.worker.sending import NotSent, Sending, SendingHandler, not_sent
+from dropq.worker.sending import NotSent, Sending, SendingHandler, not_sent, why_not_sent
 
 log = logging.getLogger("dropq")
 
@@ -214,7 +213,7 @@ class SendingCommand(Runner, SendingHandler):
             writing.end(sends_empty=self._sends_empty and not self._lines)
         except NotSent as error:
             if isinstance(error.cause, NoSuchQueue | ConfigError):
-                why = str(error.cause).removesuffix(f"; {UNSETTLED}")
+                why = why_not_sent(error.cause)
                 raise Halt(f"what was made of message {message.id} cannot be sent, so it goes back: {why}") from error
             raise
 

@@ -33,7 +33,7 @@ from dropq.queue.message import Duration, Message, Record, utc
 from dropq.queue.outputs import TooManyOutputs
 from dropq.storage.watch import RESCAN
 from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
-from dropq.worker.sending import NotSent, Sending, SendingHandler, Sendings, is_made
+from dropq.worker.sending import NotSent, Sending, SendingHandler, Sendings, is_made, why_not_sent
 from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class WorkReport:
     Attributes:
         acked, failed, retried, rejected: settled this way, by the worker or by the handler itself.
         lost: how many messages the worker lost before it settled them; nothing was changed, and no record counts.
-        returned: how many messages, or what was left of them, it gave back uncounted, because it ended.
+        returned: how many messages, or what was left of them, it gave back uncounted, because it ended, or could not
+            write what was made of them.
         halted: why the handler could not handle any message; None if it could.
         stopped: whether the worker was asked to stop, as by a signal.
         left: with `until_empty`, the messages that the worker took and that came back, and records that did.
@@ -476,14 +477,14 @@ class Worker:
 
         What the handler got wrong fails the message. What another time may be right gives it back, uncounted.
         """
+        why = why_not_sent(error)
         if isinstance(error, TooManyOutputs):
-            settle = partial(message._set_aside, "error", "too_many_outputs", {"detail": str(error)})
-            return "failed", settle, str(error)
+            return "failed", partial(message._set_aside, "error", "too_many_outputs", {"detail": why}), why
         if isinstance(error, QueueFull | StorageError | Unavailable | MustWait):
             sending.is_refused = not isinstance(error, MustWait)  # which a stop ended
-            log.warning("message %s goes back, as what was made of it was not sent: %s", message.id, error)
+            log.warning("message %s goes back, as what was made of it was not sent: %s", message.id, why)
         elif not isinstance(error, LeaseLost):
-            return "failed", partial(message.fail, str(error)), str(error)
+            return "failed", partial(message.fail, why), why
         return "returned", partial(message.release, counted=False), ""
 
     def _is_stopped_by_signal(self, error: Exception) -> bool:

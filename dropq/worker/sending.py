@@ -24,6 +24,7 @@ from dropq.policies.send_limits import LOG_WAIT_EVERY, MustWait
 from dropq.queue.message import Message
 from dropq.queue.outputs import Destinations, Out, Outputs, OutputWriter
 from dropq.queue.subscription import Subscription
+from dropq.staging.fan_out import UNSETTLED
 from dropq.worker.sources import Taken
 
 log = logging.getLogger("dropq")
@@ -42,6 +43,11 @@ class NotSent(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def why_not_sent(error: Exception) -> str:
+    """Return why a message could not be staged, without what the error says of the message: that goes back now."""
+    return str(error).removesuffix(f"; {UNSETTLED}")
 
 
 @contextmanager

@@ -232,6 +232,24 @@ def test_a_full_disk_ends_the_command_and_gives_the_message_back(
     assert waiting.delivery_count == 0 and bodies(out) == [] and nothing_is_left(queue, out)
 
 
+def test_a_full_disk_is_named_and_a_worker_that_could_write_nothing_exits_with_75(
+    run: Run, queue: Queue, out: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".draft"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    queue.send(b"a")
+    monkeypatch.setattr(os, "write", full)
+    ran = run(*["work", "q", "--to", "out", "--until-empty", "--", "cat"])
+    assert ran.code == 75 and bodies(queue) == [b"a"] and bodies(out) == []
+    (warning,) = (line for line in ran.err.splitlines() if "goes back" in line)
+    assert warning.endswith(f"No space left on device at {base(out)}")
+
+
 def test_a_worker_that_is_killed_leaves_what_a_sweep_removes(queue: Queue, out: Queue, tmp_path: Path) -> None:
     queue.send(b"a")
     script = "head -c 50000000 /dev/zero; exec sleep 600"
