@@ -23,7 +23,7 @@ from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.dead_letters import check_origin
-from dropq.lifecycle.decision import Decision
+from dropq.lifecycle.decision import Decision, count_of
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.holders import decide
 from dropq.lifecycle.open_queue import open_queue
@@ -216,7 +216,20 @@ class _Snapshot:
         if len(kept := self._workers.blocked) == len(self._alive):
             text = f"its workers take nothing, as {next(iter(kept.values()))}"
             return Decision(False, "destination", text, self._alive)
-        return Decision(True, "ready", "the first subscription that asks gets it", self._alive)
+        text = f"{self._working}: the first that is free, and whose own filter matches, gets it"
+        return Decision(True, "ready", text, self._alive)
+
+    @cached_property
+    def _working(self) -> str:
+        """How many consumers live, and how many messages they hold.
+
+        How many a consumer takes at a time, and the filter of its own, cannot be seen from outside.
+        """
+        alive = frozenset(self._alive)
+        held = sum(file.claim is not None and file.claim.subscription in alive for file in self._claimed)
+        live, hold = ("lives", "holds") if len(self._alive) == 1 else ("live", "hold")
+        holding = f", and {hold} {count_of(held)}" if held else ""
+        return f"{count_of(len(self._alive), 'consumer')} {live}{holding}"
 
     @cached_property
     def _workers(self) -> Workers:

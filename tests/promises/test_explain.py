@@ -36,6 +36,20 @@ def test_what_anybody_may_take_is_ready(tmp_path: Path) -> None:
         assert explained.holders == (subscription.id,)
 
 
+def test_what_is_ready_says_how_much_the_living_hold_and_that_each_may_have_a_filter(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many(["a", "b", "c", "d"])
+    gets = "the first that is free, and whose own filter matches, gets it"
+    with reopened(queue).subscribe(filter="region = 'EU'"), reopened(queue).subscribe(max_backlog=2) as busy:
+        assert details(queue)[-1] == f"2 consumers live: {gets}"
+        assert busy.receive() is not None and busy.receive() is not None
+        assert details(queue)[-1] == f"2 consumers live, and hold 2 messages: {gets}"
+    with reopened(queue).subscribe() as only:
+        assert details(queue)[-1] == f"1 consumer lives: {gets}"
+        assert only.receive() is not None
+        assert details(queue)[-1] == f"1 consumer lives, and holds 1 message: {gets}"
+
+
 def test_a_pause_names_the_file_that_makes_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send("a")
