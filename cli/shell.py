@@ -442,10 +442,17 @@ def root_above(folder: str) -> str:
 
 
 def _root_in(folder: str) -> str:
-    """Return the first root directly in a folder; "" if there is none."""
+    """Return the first root directly in a folder that is this user's own; "" if there is none."""
     with suppress(OSError), os.scandir(folder) as entries:
-        return min((entry.path for entry in entries if os.path.exists(RootLayout(entry.path).config_file)), default="")
+        return min((entry.path for entry in entries if _is_own_root(entry.path)), default="")
     return ""
+
+
+def _is_own_root(folder: str) -> bool:
+    """Return whether a folder is a root of this user: in /tmp lie those of others."""
+    with suppress(OSError):
+        return os.stat(folder).st_uid == os.geteuid() and os.path.exists(RootLayout(folder).config_file)
+    return False
 
 
 def _log_to_stderr() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -378,3 +379,20 @@ def test_a_root_that_may_not_be_read_is_named(standing: Standing, ask: Callable[
     finally:
         standing.root.path.chmod(0o755)
     assert code in (77, 78) and "Permission denied" in err and str(standing.root.path) in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_root_of_another_user_is_no_guess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, owner in (("a", 12345), ("b", 0)):
+        Root.create(tmp_path / name)
+        os.chown(tmp_path / name, owner, owner)
+    assert cli.main(["top"]) == 66
+    assert f"did you mean --root {tmp_path}/b?" in capsys.readouterr().err
+    os.chown(tmp_path / "b", 12345, 12345)
+    assert cli.main(["top"]) == 66
+    assert "did you mean" not in capsys.readouterr().err
