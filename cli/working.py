@@ -13,6 +13,7 @@ import typer
 
 from dropq.errors import NoSuchMessage
 from dropq.format.layout import UNSETTLED
+from dropq.lifecycle.decision import count_of
 
 from . import output
 from .look import explain_filter
@@ -64,9 +65,11 @@ def work(
         bool, option("--records", "Run CMD for a message's records; it reports those that failed.")
     ] = False,
     to: Annotated[list[str] | None, option("--to QUEUE", "Send what CMD writes to QUEUE, with the ack.")] = None,
-    lines: Annotated[bool, option("--lines", "Send each line as a message.")] = False,
-    send_empty: Annotated[bool, option("--send-empty", "Send an empty output, or line, too.")] = False,
-    quiet: Annotated[bool, option("-q, --quiet", "Report errors only.")] = False,
+    lines: Annotated[bool, option("--lines", "With --to, send each line as a message.")] = False,
+    send_empty: Annotated[bool, option("--send-empty", "With --to, send an empty output, or line, too.")] = False,
+    quiet: Annotated[
+        bool, option("-q, --quiet", "No line for each message, and no sums; only what keeps the worker from working.")
+    ] = False,
     verbose: Annotated[bool, option("-v, --verbose", "Report each message, as on a terminal.")] = False,
     **headers: Unpack[Headers],
 ) -> int:
@@ -160,8 +163,10 @@ def work(
     if report.left and not quiet:
         output.note(_left(report))
     taken = report.acked + report.failed + report.retried + report.rejected + report.lost + report.returned
-    if filter is not None and not taken and not quiet:
-        for queue in queues:
+    for queue in queues if not quiet and report.halted is None else ():
+        if until_empty and not report.stopped:
+            _report_unmatched(queue, filter)
+        if filter is not None and not taken:
             explain_filter(queue, "target", filter)
     if report.halted is not None:
         output.note(f"error: {report.halted}")
@@ -208,6 +213,20 @@ def _parted(line: list[str]) -> tuple[list[str], list[str]]:
     if not at:
         raise UsageError("no queue: name one or several before --, such as `dropq work orders -- cat`")
     return line[:at], line[at + 1 :]
+
+
+def _report_unmatched(queue: Queue, filter: str | None) -> None:
+    """Report how many messages wait that the queue's filter, or the worker's own, keeps from the worker."""
+    from dropq.policies.matching import matcher
+    from dropq.queue.browsing import listed
+
+    wanted = [matcher(queue.context, each) for each in (queue.config.filter, filter) if each is not None]
+    if not wanted or queue.paused:  # a pause is told, and keeps all from it
+        return
+    if count := sum(not all(matches(file) for matches in wanted) for file in listed(queue.context)):
+        output.note(
+            f"{count_of(count)} {'waits' if count == 1 else 'wait'} in {queue.name} that the filter does not match"
+        )
 
 
 def _left(report: WorkReport) -> str:

@@ -882,6 +882,21 @@ def test_work_settles_by_exit_status(run: Run, q: Queue, command: str, state: st
     assert says in done.err
 
 
+def test_work_until_empty_says_what_waits_that_no_filter_matches(run: Run, q: Queue) -> None:
+    for region in ("EU", "US", "US"):
+        q.send(b"x", properties={"region": region})
+    work = ("work", "q", "--until-empty", "--filter", "region = 'EU'")
+    said = "2 messages wait in q that the filter does not match\n"
+    for _ in range(2):
+        done = run(*work, "--", "true")
+        assert (done.code, done.err.count(said)) == (0, 1)
+    assert run(*work, "-q", "--", "true").err == ""
+    Path(q.layout.config_file).write_text("filter = \"region = 'US'\"")
+    q.send(b"x", properties={"region": "EU"})
+    done = run("work", "q", "--until-empty", "--", "true")
+    assert done.code == 0 and "1 message waits in q that the filter does not match\n" in done.err
+
+
 def test_work_gives_the_command_its_arguments_as_they_are(run: Run, q: Queue, tmp_path: Path) -> None:
     id = q.send(b"body", properties={"n": 5}).id
     script = 'cat > "$1/body"; cat "$2" > "$1/file"; echo "$DROPQ_ID $DROPQ_PROP_n $3" > "$1/env"'
