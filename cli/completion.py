@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -362,6 +363,9 @@ def uninstall() -> str:
         if path.exists():
             path.unlink()
             removed.append(f"{path} is removed.")
+            if path.parent.name == "dropq":
+                with suppress(OSError):  # something else lies there
+                    path.parent.rmdir()
     return "\n".join(removed) or "No completion is installed: nothing was changed."
 
 

@@ -141,7 +141,8 @@ def _dropq(
         bool,
         _answer(
             "--install-completion",
-            "Let this shell complete commands, queues and ids; prints where the script is, and how to load it.",
+            "Let this shell complete commands, queues and ids: writes a script and, without asking, a line that loads "
+            "it into ~/.bashrc or ~/.zshrc; prints where the script is, and how to load it.",
             _completion("install"),
         ),
     ] = False,
@@ -149,7 +150,7 @@ def _dropq(
         bool,
         _answer(
             "--uninstall-completion",
-            "Remove what --install-completion wrote; prints what that was.",
+            "Remove what --install-completion wrote, also its line in ~/.bashrc and ~/.zshrc; prints what that was.",
             _completion("uninstall"),
         ),
     ] = False,

@@ -178,7 +178,7 @@ def test_an_uninstalled_completion_leaves_the_shells_settings_as_they_were(
     assert cli.main(["--uninstall-completion"]) == 0
     printed = capsys.readouterr().out
     assert f"{script} is removed." in printed and (shell == "fish" or str(startup) in printed)
-    assert not script.exists()
+    assert not script.exists() and (shell == "fish" or not script.parent.exists()), "no empty folder is left"
     added = b"\n" if shell != "fish" and before and not before.endswith(b"\n") else b""
     assert startup.read_bytes() == before + added
     assert cli.main(["--uninstall-completion"]) == 0
