@@ -19,7 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "browse": ("dropq browse orders --filter \"customer = 'Café Zentral'\"", "dropq browse orders --explain"),
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
-    "log": ("dropq log orders --since 1h", "dropq log -f orders --event failed --event rejected"),
+    "log": ("dropq log orders --since 1h", "dropq log -f orders --event failed --event rejected --event returned"),
     "top": ("dropq top", "dropq top orders --interval 1s", "dropq top --json -n 1"),
     "metrics": (
         "dropq metrics",

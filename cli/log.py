@@ -41,7 +41,10 @@ def log(
     name: QueueName,
     follow: Annotated[bool, option("-f, --follow", "Then list what comes, until interrupted.")] = False,
     id: Annotated[str | None, option("--id ID", "Only what is about this message.")] = None,
-    event: Annotated[list[str] | None, option("--event EVENT", "Only these events; may be repeated.")] = None,
+    event: Annotated[
+        list[str] | None,
+        option("--event EVENT", f"Only these events; may be repeated: {', '.join((*OUTCOMES, *ACTS))}."),
+    ] = None,
     since: Annotated[
         str | None, option("--since TIME", "Only from this time on: 2026-11-29T08:00Z, or 1h for an hour ago.")
     ] = None,
@@ -51,7 +54,8 @@ def log(
 
     It tells, by time, how each delivery ended that was not acknowledged, and why, and what people did to the queue.
     With log = "all" in queue.toml it has acks and routes, too. Who did something is the owner of the log's file. What
-    scripts do by mv is in no log. Exits with 1 when nothing matched.
+    scripts do by mv is in no log. Exits with 1 when nothing matched. A failure that is tried again is `returned`. Lines
+    have time, event, id, delivery, seconds, reason, owner, state, to, count, by.
     """
     shell = Shell(ctx)
     if unknown := set(event or ()) - {*OUTCOMES, *ACTS}:
@@ -106,7 +110,7 @@ def words(record: Record) -> str:
         said.append(f"after {record['seconds']} s")
     if why := output.reason_text(record):
         said.append(f"({why})")
-    return f"{' '.join(said)}, user {record['by']} on {record['host']}"
+    return f"{' '.join(said)}, user {record['by']} on {str(record['host']).rpartition('-')[0] or record['host']}"
 
 
 def _time(text: str) -> datetime:

@@ -36,6 +36,7 @@ class HowReturned(TypedDict, total=False):
         counted: the delivery counts; True by default.
         delay: seconds before the next delivery; None for the queue's redelivery_delay.
         failure: its handler failed: what to keep with the reason if this was the last try.
+        said: what its holder said of a cancel, for the log, and for the reason if this was the last try.
         why: what the log says of it where neither a failure nor a cancel does; `released` by default.
     """
 
@@ -43,6 +44,7 @@ class HowReturned(TypedDict, total=False):
     counted: bool
     delay: float | None
     failure: Details | None
+    said: Details
     why: str
 
 
@@ -87,7 +89,7 @@ def after_delivery(context: QueueContext, name: Name, *, died: bool = False, **h
     Its name counts this delivery, a cancel and a death already. `died`: its holder died, or lost its lease.
     """
     if reason := _limit_reached(context.config, name, how):
-        return Goes(name, context.config.exhausted, reason, how.get("failure") or {})
+        return Goes(name, context.config.exhausted, reason, how.get("failure") or how.get("said", {}))
     if (wait := how.get("delay")) is None:
         wait = delay_before(context, name, died=died)
     not_before = context.clock.now_ms() + int(wait * 1000) if wait > 0 else 0
@@ -98,7 +100,7 @@ def why_returned(**how: Unpack[HowReturned]) -> tuple[str, Details]:
     """Return what the log says of a delivery after which the message is tried again: the reason, and details."""
     if (failure := how.get("failure")) is not None:
         return FAILED, failure
-    return "nack" if how.get("cancel") else how.get("why", "released"), {}
+    return "nack" if how.get("cancel") else how.get("why", "released"), how.get("said", {})
 
 
 def ended_as(state: str, reason: str) -> str:

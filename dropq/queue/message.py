@@ -130,8 +130,7 @@ class Message(MessageView):
         Args:
             delay: how long no consumer receives it; None takes the queue's redelivery_delay.
         """
-        seconds = None if delay is None else parse_duration(delay)
-        self._give_back(cancel=True, delay=seconds)
+        self._nack(None if delay is None else parse_duration(delay), {})
 
     def release(self, *, counted: bool = True) -> None:
         """Give it back without a cancel, as a consumer that ends does.
@@ -220,6 +219,10 @@ class Message(MessageView):
         outputs.sync()
         self._settle(outputs.archive)
         outputs.distribute()
+
+    def _nack(self, delay: float | None, said: Mapping[str, object]) -> None:
+        """Give it back, with what its handler said; `delay` in seconds."""
+        self._give_back(cancel=True, delay=delay, said=said)
 
     def _give_back(self, **how: Unpack[HowReturned]) -> None:
         self._settle(partial((self._records or self._settlement).give_back, **how))
@@ -442,7 +445,7 @@ class Record:
         Args:
             delay: how long no consumer receives it; None takes the queue's redelivery_delay.
         """
-        self._settle("nack", None if delay is None else parse_duration(delay))
+        self._nack(None if delay is None else parse_duration(delay), {})
 
     def fail(self, reason: str, **details: object) -> None:
         """Report that handling it failed: it becomes a message, to be retried, or lies in error/, as `Message.fail`."""
@@ -451,6 +454,9 @@ class Record:
     def reject(self, reason: str, **details: object) -> None:
         """Refuse it for good: it becomes a message in error/, with the reason."""
         self._settle("reject", None, reason, details)
+
+    def _nack(self, delay: float | None, said: Mapping[str, object]) -> None:
+        self._settle("nack", delay, "", said)
 
     def _settle(self, verb: str, delay: float | None, reason: str = "", details: Mapping[str, object] = {}) -> None:
         from dropq.records.record_cursor import Fate

@@ -351,7 +351,9 @@ class RecordSettlement(Settlement):
 
 def _how(fate: Fate) -> HowReturned:
     """Return how the delivery of a record ended, after a nack or a failure."""
-    return {"cancel": True, "delay": fate.delay} if fate.verb == "nack" else {"failure": fate.said}
+    return (
+        {"cancel": True, "delay": fate.delay, "said": fate.details} if fate.verb == "nack" else {"failure": fate.said}
+    )
 
 
 def _capped(number: int) -> int:

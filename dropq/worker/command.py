@@ -157,7 +157,7 @@ class Runner:
 
     def _raise_for(self, status: int, stderr: str) -> None:
         if status == RETRY:
-            raise Retry(reason=f"exit status {status}")
+            raise Retry(reason=f"exit status {status}", exit_status=status, stderr=stderr)
         if status == REJECT:
             raise Reject(f"exit status {status}", exit_status=status, stderr=stderr)
         if status in UNUSABLE:

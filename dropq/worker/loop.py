@@ -73,10 +73,12 @@ class Retry(Exception):
     Args:
         delay: how long the message waits before its next delivery; None takes the queue's redelivery_delay.
         reason: goes into the log.
+        details: go into the queue's log, too, such as `exit_status` or `stderr`.
     """
 
-    def __init__(self, delay: Duration | None = None, *, reason: str = "to be tried again") -> None:
+    def __init__(self, delay: Duration | None = None, *, reason: str = "to be tried again", **details: object) -> None:
         super().__init__(reason)
+        self.details = {"detail": reason, **details}
         self.delay = None if delay is None else parse_duration(delay)
 
 
@@ -448,7 +450,7 @@ class Worker:
             assert sending is not None
             return self._not_sent(error.cause, message, sending)
         except Retry as error:
-            return "retried", partial(item.nack, error.delay), str(error)
+            return "retried", partial(item._nack, error.delay, error.details), str(error)
         except Reject as error:
             return "rejected", partial(item.reject, str(error), **error.details), str(error)
         except Cancelled:

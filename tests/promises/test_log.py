@@ -108,6 +108,41 @@ def test_each_failed_try_is_told_with_its_reason_and_its_traceback(
     assert record["log"][0]["by"] and record["log"][0]["owner"]
 
 
+@pytest.mark.parametrize("by", [[], ["--each"]])
+def test_a_try_that_a_command_gave_back_is_told_with_its_exit_status_and_its_stderr(
+    make: Make, by: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = make(max_cancels=2, redelivery_delay=0)
+    queue.send(b"x")
+    command = ["sh", "-c", "echo the till is shut >&2; exit 75"]
+    for _ in range(2):
+        main(["--root", str(queue.root.path), "work", "q", "--until-empty", "-q", *by, "--", *command])
+    first, last = events(queue)[1:]
+    assert (first.event, first.fields["reason"]) == ("returned", "nack")
+    assert (last.event, last.fields["reason"]) == ("failed", "max_cancels")
+    for event in (first, last):
+        assert (event.fields["exit_status"], event.fields["stderr"]) == (75, "the till is shut\n")
+    (message,) = queue.browse("error")
+    assert message.reason is not None and message.reason["stderr"] == "the till is shut\n"
+
+
+def test_the_line_of_a_record_that_was_rejected_has_no_delivery_no_seconds_and_no_owner(make: Make) -> None:
+    queue = make()
+    queue.send(b"one\ntwo\n", type="text")
+    command = ["sh", "-c", "grep -q one || exit 65"]
+    main(["--root", str(queue.root.path), "work", "q", "--until-empty", "-q", "--each", "--", *command])
+    (rejected,) = [event for event in events(queue) if event.event == "rejected"]
+    assert str(rejected.fields["id"]).endswith("-2") and not {"delivery", "seconds", "owner"} & rejected.fields.keys()
+
+
+def test_the_host_of_a_line_is_shown_without_the_id_of_its_boot(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = make()
+    (message,) = sent(queue)
+    message.fail("f")
+    assert main(["--root", str(queue.root.path), "show", "q", message.id]) == 0
+    assert f" on {os.uname().nodename}\n" in capsys.readouterr().out
+
+
 def test_what_a_sweep_brings_back_is_told_once_by_whichever_sweep_was_first(make: Make, clock: Clock) -> None:
     queue = make(lease_period="10s", timing=FRESH)
     queue.send(b"x")
