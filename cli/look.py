@@ -225,6 +225,8 @@ def browse(
 ) -> None:
     """List the messages of a state, in order of delivery.
 
+    Lines have id, priority, timestamp, bytes, delivery_count, type; in delayed/ then not_before, in processing/ owner
+    and deadline, in error/ and expired/ reason; with --explain id, state, why, until, holders, detail.
     Where the first of them is a dead letter, it also shows where each comes from, and why. Where it was sent from a
     file, it also shows the name of each message's file. Where it is a bundle whose
     sender counted its records, a part of a bundle or a record of one, it also shows how many records each has, from
@@ -534,7 +536,8 @@ def top(
 ) -> int:
     """Show all queues as a screen, or one of them.
 
-    The worst queue comes first. Of one queue it shows what is wrong, ages, holders, last failures and acts.
+    The worst queue comes first. Of one queue it shows what is wrong, ages, holders, last failures and acts, on a
+    terminal or with --json. Lines have queue, state, waiting, oldest, in, out, held, delayed, error, because.
     IN and OUT are messages a second in the last minute, by the log; OUT is what was settled, IN what came. They are
     about right: what scripts settle is in neither. Ctrl-C ends it. Into a pipe, or with --json, it prints N looks as
     lines.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from dropq.errors import LeaseLost
+from dropq.format.layout import UNSETTLED
 
 from . import output
 from .look import explain_filter, first_of, record_of
@@ -254,9 +255,7 @@ def ack(
         bool, option("--defer", "Remember the ack of a generated id whose message is not here yet.")
     ] = False,
     filter: Filter = None,
-    state: Annotated[
-        State | None, state("The state of what matches: target, delayed or processing; all three by default.")
-    ] = None,
+    state: Annotated[State | None, state("The state of what matches; all three by default.", UNSETTLED)] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 from inspect import Parameter, signature
@@ -93,9 +93,9 @@ def lease_of(queue: Queue, given: float | None) -> float:
     return given if given is not None else queue.config.lease_period or LEASE
 
 
-def state(help: str) -> Any:
-    """Return the option that names a state."""
-    return option("--state STATE", f"{help} One of {', '.join(ALL_STATES)}.")
+def state(help: str, states: Iterable[str] = ALL_STATES) -> Any:
+    """Return the option that names a state, one of `states`."""
+    return option("--state STATE", f"{help} One of {', '.join(states)}.")
 
 
 class Headers(TypedDict):

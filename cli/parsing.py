@@ -111,7 +111,7 @@ def _inherited(ctx: Any) -> Iterator[Any]:
     if ctx.parent is None:
         return
     options = {param.name: copy(param) for param in ctx.find_root().command.params}
-    options["root"].help = "The root, as before the command."
+    options["root"].help = "The root; the option may also stand before the command."
     for name in ("root",) if isinstance(ctx.command, TyperGroup) else ("json", "root"):
         param = options[name]
         param.expose_value, param.envvar, param.callback = False, None, _set
@@ -175,5 +175,5 @@ def _row(param: Any) -> tuple[str, str]:
     if param.param_type_name == "argument":
         return param.display_name_raw, param.help
     written = ", ".join(sorted(param.opts, key=len)) + ("" if param.is_flag else f" {param.display_name_raw}")
-    notes = [f"[default: {param.default}]"] if param.show_default and param.default not in (None, False) else []
+    notes = [f"[default: {param.default}]"] if param.show_default and param.default not in (None, False, "") else []
     return written, " ".join([param.help, *notes])

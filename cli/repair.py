@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.decision import count_of
 
 from . import output
@@ -248,9 +249,7 @@ def expire(
     name: QueueName,
     ids: Ids = None,
     everything: All = False,
-    state: Annotated[
-        State | None, state("The state they are in: target, delayed or processing; all three by default.")
-    ] = None,
+    state: Annotated[State | None, state("The state they are in; all three by default.", UNSETTLED)] = None,
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,

@@ -16,8 +16,10 @@ import pytest
 from typer.main import get_command
 
 from dropq import Root
+from dropq.cli import log, look, screen
 from dropq.cli import main as cli
 from dropq.cli.examples import EXAMPLES
+from dropq.events.log import ACTS, OUTCOMES
 
 SAMPLE = Path(__file__).parents[2] / "sample_root"
 #: What a help may call a value.
@@ -79,6 +81,33 @@ def test_a_help_has_words_that_people_write_and_an_example(name: str, monkeypatc
         assert text.count(f"{value} is such as") == (value in values)
     examples = text.split("\nExample:\n")[1].splitlines()
     assert [line.removeprefix("  ") for line in examples] == list(EXAMPLES[name])
+
+
+#: What the helps of commands say, as words with single spaces.
+SAYS = [
+    ("work", "No line for each message, and no sums; only what keeps the worker from working."),
+    ("work", "With --to, send each line as a message."),
+    ("work", "With --to, send an empty output, or line, too."),
+    ("ack", "all three by default. One of target, delayed, processing."),
+    ("expire", "all three by default. One of target, delayed, processing."),
+    ("log", f"may be repeated: {', '.join((*OUTCOMES, *ACTS))}."),
+    ("log", f"Lines have {', '.join(log.COLUMNS)}."),
+    ("top", f"Lines have {', '.join(screen.COLUMNS)}."),
+    ("browse", f"Lines have {', '.join(look.COLUMNS)};"),
+    ("browse", f"with --explain {', '.join(look.WHY)}."),
+    ("", "a line that loads it into ~/.bashrc or ~/.zshrc"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), SAYS)
+def test_a_help_says_what_a_command_does(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = " ".join(run([*name.split(), "-h"], monkeypatch)[1].split())
+    assert words in re.sub(r"(?<=[a-z])- (?=[a-z])", "-", said)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_help_has_a_default_that_is_empty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "[default: ]" not in run([*name.split(), "-h"], monkeypatch)[1]
 
 
 def test_no_example_is_of_a_command_that_is_not_there() -> None:
