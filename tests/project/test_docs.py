@@ -99,12 +99,16 @@ def check_steps(steps: list[tuple[str, str]], folder: Path) -> None:
         assert comparable(output) == comparable(shown), f"$ {command}{output}"
 
 
-def check_tour(paper: Path, folder: Path, example: str) -> None:
-    """Run the commands of a paper's console blocks in a folder, then a Python example, and compare what they print."""
+def check_tour(paper: Path, folder: Path, example: str) -> str:
+    """Run the commands of a paper's console blocks in a folder, then a Python example, and compare what they print.
+
+    It returns what the example printed on stderr.
+    """
     check_steps(shown_steps(paper), folder)
     ran = subprocess.run([sys.executable, "-c", example], cwd=folder, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == printed_comments(example)
+    return ran.stderr
 
 
 def test_the_description_of_the_package_needs_nothing_beside_it_and_its_example_runs(tmp_path: Path) -> None:
@@ -132,7 +136,9 @@ def test_the_tour_of_the_routing_paper_prints_what_it_shows(tmp_path: Path) -> N
 
 def test_the_tour_of_the_pipelines_paper_prints_what_it_shows(tmp_path: Path) -> None:
     paper = TOP / "docs/pipelines.md"
-    check_tour(paper, tmp_path, "\n".join(text for _, text in blocks(paper, "python")))
+    said = check_tour(paper, tmp_path, "\n".join(text for _, text in blocks(paper, "python")))
+    shown = next(text for _, text in blocks(paper, "text") if text.startswith("message "))
+    assert comparable(said) == comparable(shown)
 
 
 def test_the_lines_of_the_zeromq_paper_run_in_two_terminals_and_print_what_they_show(tmp_path: Path) -> None:

@@ -26,6 +26,20 @@ def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
     assert take(queue).delivery_count == 5
 
 
+def test_an_acknowledged_message_counts_the_deliveries_before_and_a_failed_one_all(make: Make) -> None:
+    queue = make(redelivery_attempts=1, redelivery_delay=0)
+    queue.send_many([b"a", b"b", b"c"])
+
+    def handle(message: Message) -> None:
+        if message.body == b"c" or (message.body == b"b" and message.delivery_count == 0):
+            raise ValueError
+
+    for _ in range(2):
+        work(queue, handle, until_empty=True)
+    assert [message.delivery_count for message in queue.browse("processed")] == [0, 1]
+    assert [message.delivery_count for message in queue.browse("error")] == [2]
+
+
 def test_without_a_word_on_it_what_comes_back_waits_a_second_then_twice_as_long_up_to_a_minute(
     tmp_path: Path, clock: Clock
 ) -> None:
