@@ -618,7 +618,7 @@ def test_an_ack_that_was_interrupted_after_its_commit_is_told_once(
     committed_only(monkeypatch, message, Out("other", b"A"))
     assert message.held
     message.ack(send=Out("other", b"B"))
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     assert told(queue) == [("acked", None)] and sums(queue) == {"acked": 1} and bodies(other) == [b"A"]
 
 
@@ -646,7 +646,7 @@ def test_a_part_whose_queue_is_gone_is_a_dead_letter(
     assert where(queue).get("processed") == [b"a"]
     (event,) = (each for each in events(queue) if each.fields.get("id") == letter.id)
     assert (event.event, event.fields["reason"]) == ("dead-letter" if letters else "failed", "no_such_queue")
-    queue.context.log.close()
+    queue.context.log.sums.tell()
     assert sums(queue) == {"acked": 1}
     if anew:
         assert bodies(other) == []

@@ -141,6 +141,7 @@ def test_behind_fuse_whose_folders_may_keep_their_times_nobody_is_quiet(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("fuse.sshfs"))
+    monkeypatch.setattr(reading, "_kinds", {})
     with queue.subscribe() as subscription:
         for _ in range(3):
             attempt(subscription)
