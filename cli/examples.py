@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "route": ("dropq route orders --once", "dropq route --once"),
     "serve": ("dropq serve orders --zmq", "dropq serve orders --zmq --in-flight 1 --ack-timeout 1m"),
+    "bridge": ("dropq bridge orders", "dropq bridge --once", "dropq bridge --recall north"),
     "wait": (
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",

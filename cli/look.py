@@ -52,6 +52,7 @@ PLAIN = {
     "expired": "no consumer gets it",
     "acked": "its ack came first",
     "filter": "it does not match",
+    "owner": "another root gets it first",
     "route": "it goes elsewhere",
     "selector": "a selector decides",
     "barrier": "not settled yet",

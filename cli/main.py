@@ -30,6 +30,7 @@ COMMANDS = {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
         **dict.fromkeys(("route", "serve"), "serving"),
+        "bridge": "bridging",
     },
     "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(

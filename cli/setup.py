@@ -236,6 +236,13 @@ def config_check(
         for queue in shell.root.queues():
             checked += selector_checks.files_of(shell.root.context, queue.name)
             found += selector_checks.problems_of(shell.root.context, queue.name)
+        if shell.root.context.config.peer:
+            from dropq.diagnosis.peers import examined
+
+            file = shell.root.layout.config_file
+            found += [
+                (file, f"{file}: {text}") for kind, _, text in examined(shell.root.context) if kind == "peer-differs"
+            ]
     problems = [{"file": file, "problem": problem} for file, problem in found]
     shell.show(problems, ("problem",))
     if not problems:
@@ -266,9 +273,9 @@ def config_import(
     ]
     refuse_taken(root.context, (queue.name for queue, _ in found))
     for queue, _ in found:
-        if queue.is_shared:
-            shares = f"{queue.name}: AMPS shares a {queue.element} among servers; here it is a queue of this root alone"
-            output.note(output.escape(shares))
+        if queue.is_shared and not root.context.config.peer:
+            why = "roots that name each other share it, and dropq.toml has no [[peer]]"
+            output.note(output.escape(f"{queue.name}: {why}"))
         for key, why in queue.left_out.items():
             output.note(output.escape(f"{queue.name}: {key} is left out: {why}"))
     made = [] if dry_run else _made(root, [queue for queue, _ in found])

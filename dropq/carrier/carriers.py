@@ -61,7 +61,7 @@ def carrier_of(
     there = destination or _opened(row, source)
     _refuse_another(row, there.layout.home, marks_of(there.layout))
     with source.error_context("nothing was carried"):
-        refuse_older(source, RowDestination(there.root.layout, there.name, there.layout))
+        refuse_older(source, RowDestination(there.root.layout, there.name, there.layout, row.peer))
 
     def check() -> None:
         with there.error_context("nothing was carried"):
@@ -70,7 +70,8 @@ def carrier_of(
     def name(own_name: str) -> Name:
         return source.sidecars.parse(own_name)
 
-    return Carrier(source, row.given, row.folder, there, row.name, mark, check, name)
+    peer = source.root.config.instance or "" if row.peer else ""
+    return Carrier(source, row.given, row.folder, there, row.name, mark, check, name, peer)
 
 
 def _opened(row: Row, source: QueueContext) -> QueueContext:

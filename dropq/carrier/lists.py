@@ -4,6 +4,9 @@ The messages go in numbered lists. A list is written once, beside the messages, 
 copied into a job of that queue, whose commit is one rename; the ledger there keeps the number of the list, and what
 tells it from any other list of that number. Then the messages are removed here, and the next list may be written.
 
+A list may also name messages that go back to the queue that gave them: it is settled by renames here, and no other
+queue sees it. A message is never in both kinds of list at once.
+
 Invariant: list N+1 is written only when list N is in the ledger there, and nothing of it that was sent is left here.
 List N is removed only when list N+1 is there, and of several lists only the newest counts. So if a carrier wakes up
 late, the other queue refuses its list, and it writes no list here. Any number of carriers may do any step at any time.
@@ -21,11 +24,12 @@ from dataclasses import dataclass, field
 from dropq.errors import DropqError
 from dropq.format.claims import BodyVersion
 from dropq.format.layout import GONE_PREFIX, STATES
-from dropq.format.names import Name
+from dropq.format.names import Name, is_plain
 from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.sending import into_target
 from dropq.staging.jobs import Attempt, StagedAttempt, TransferJob
 from dropq.storage import reading
 
@@ -39,11 +43,15 @@ _GIVEN = "the messages stay where they are until a sweep carries them"
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """A list: its number, a token that no other list of that number has, and its messages, by their names here."""
+    """A list: its number, a token that no other list of that number has, and its messages, by their names here.
+
+    `back` says that they go back to the queue that gave them.
+    """
 
     number: int
     token: str
     given: tuple[str, ...]
+    back: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,11 @@ class Carrier:
     check: Callable[[], None]
     #: Returns what the name of the copy says, from the message's own file name.
     name: Callable[[str], Name]
+    #: For a bridge: the instance of the root that `source` is in, and whether that of `destination` owns what arrives.
+    peer: str = ""
+    owned: bool = False
+    #: Whether all that is here goes back.
+    recalls: bool = False
     #: The names in `destination` of what this carrier sent, by the names in `given`.
     arrived: dict[str, str] = field(default_factory=dict)
     #: The names in `given` that somebody wrote to while they were copied: another carrier takes them.
@@ -88,7 +101,7 @@ class Carrier:
                         raise
                     continue  # RACE: other carriers went on meanwhile
             with self.source.error_context(_GIVEN):
-                if not self._list(0 if newest is None else newest.number):
+                if not self._list(newest):
                     return
 
     @property
@@ -108,8 +121,8 @@ class Carrier:
                     return None
                 path = f"{self.lists}/{list_name(number)}"
                 data = reading.read_small(path, limit=reading.LONG_LIST)
-            if data is None:
-                continue  # RACE: a newer one was written, and this one removed
+                if data is None or (self.peer and not self._is_newest(number)):
+                    continue  # RACE: a newer one was written, and this one removed
             try:
                 return _parsed(number, reading.parse_json(data))
             except ValueError as error:
@@ -119,18 +132,28 @@ class Carrier:
                     "nothing was changed"
                 ) from error
 
+    def _is_newest(self, number: int) -> bool:
+        """Return whether no newer list is there. One listing may miss a list that is being written.
+
+        RACE: a carrier that comes late writes a list of a number that is free again. No job refuses it where lists go
+        back, as no other queue knows those.
+        """
+        return max((*self._numbers(), *self._numbers()), default=0) == number
+
     def _numbers(self) -> list[int]:
         return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
 
-    def _list(self, last: int) -> bool:
-        """List the messages in the folder, in place of the `last` list, which is settled; return False without any."""
+    def _list(self, newest: List | None) -> bool:
+        """List the messages in the folder, in place of the newest list, which is settled; return False without any."""
         storage, layout = self.source.storage, self.source.layout
-        given = self._waiting()
+        last = 0 if newest is None else newest.number
+        given = going_back = self._going_back(newest)
+        given = given or self._waiting()
         if not given:
             return False
         # What was removed here, and what was moved here, must not come back or go by a power cut once it is listed.
         storage.sync(self.given, *filter(reading.is_folder, map(layout.folder, STATES)))
-        content = {"format": 1, "list": secrets.token_hex(8), "given": given}
+        content = {"format": 1, "list": secrets.token_hex(8), "given": given, **({"back": True} if going_back else {})}
         draft = f"{layout.private}/{GONE_PREFIX}{secrets.token_hex(8)}"
         storage.write_new(draft, json.dumps(content).encode())
         path = f"{self.lists}/{list_name(last + 1)}"
@@ -149,6 +172,19 @@ class Carrier:
                 storage.unlink(f"{self.lists}/{list_name(number)}")
         return True
 
+    def _going_back(self, newest: List | None) -> list[str]:
+        """Return the names of messages that go back: all that is here, or what the newest list left here.
+
+        Only a bridge sends something back, and what this user may not read: no consumer sees it here.
+        """
+        if not self.peer:
+            return []
+        here = [name for name in sorted(reading.names_in(self.given)) if own_name_of(name) is not None]
+        if self.recalls:
+            return here[:LIST_LENGTH]
+        left = frozenset[str]() if newest is None or newest.back else frozenset(newest.given)
+        return [name for name in here if name in left or not os.access(f"{self.given}/{name}", os.R_OK)][:LIST_LENGTH]
+
     def _waiting(self) -> list[str]:
         """Return the names of enough messages for a list; leave out those that this user may not read."""
         given: list[str] = []
@@ -165,7 +201,7 @@ class Carrier:
                         continue
                     given.append(file)
                     size += length
-        return given
+        return sorted(given, key=lambda file: own_name_of(file) or "")  # copies come there in this order
 
     def _given_name(self, file: str) -> str | None:
         """Return the name of a message in the folder; give it a new one if a script moved it there under its own."""
@@ -178,6 +214,8 @@ class Carrier:
 
     def _settle(self, listed: List) -> int:
         """Send the messages of the newest list, unless that is done, and remove them here; return how many it sent."""
+        if listed.back:
+            return self._send_back(listed)
         job = TransferJob(self.destination, self.row, listed.number)
         count = 0
         if job.sent:
@@ -192,7 +230,12 @@ class Carrier:
                 f"{self.given} what that queue has already, {self._way_out}; nothing was removed"
             )
         left = note.get("left")
-        kept = set(left) if isinstance(left, list) else set()
+        if not isinstance(left, list) or not all(isinstance(file, str) for file in left):
+            raise DropqError(
+                f"{self.destination.layout.ledger}: what it says of list {listed.number} of row {self.row} is damaged, "
+                "so it is not known which messages are there already; nothing was removed"
+            )
+        kept = set(left)
         with self.destination.error_context("the messages are there, and the next carrier removes them here"):
             self.destination.storage.sync(self.destination.layout.ledger)
         with self.source.error_context("the messages were carried, and the next carrier removes them here"):
@@ -200,6 +243,15 @@ class Carrier:
                 if file not in kept:
                     self.source.storage.unlink(f"{self.given}/{file}")
         return count
+
+    def _send_back(self, listed: List) -> int:
+        """Move the messages of a list back to the queue that gave them; return 0, as none was sent."""
+        for given in listed.given:
+            name = self.source.sidecars.parse(own_name_of(given) or given)
+            into_target(self.source, f"{self.given}/{given}", name)
+        with self.source.error_context(_GIVEN):
+            self.source.storage.sync(self.given)
+        return 0
 
     def _send(self, job: TransferJob, listed: List) -> int:
         """Copy the messages of a list into its job, and commit that; return how many were sent, 0 if by another."""
@@ -212,7 +264,7 @@ class Carrier:
             return 0
         try:
             left = [file for file in listed.given if file not in copies]
-            note = {"list": listed.token, "left": left, "from": self.mark}
+            note = {"list": listed.token, "left": left, "from": self.mark, **({"peer": self.peer} if self.peer else {})}
             count = job.send(staged, note)
         except (DropqError, OSError):
             if job.abort() or job.sent:  # RACE: the same
@@ -253,13 +305,18 @@ class Carrier:
         copies: dict[str, str] = {}
         versions: dict[str, BodyVersion] = {}
         taken: set[str] = set()
+        keeps_names = not self.owned and storage.refuses_to_replace(self.destination.layout.private)
         with storage.together(attempt.folder, len(listed.given)) as each:
             for given in listed.given:
                 path = f"{self.given}/{given}"
+                own = own_name_of(given) or given
+                if self.peer and not reading.may_be_message(path):
+                    continue  # its list is data from others
                 try:
-                    file = naming.name_of_copy(
-                        self.source, path, self.name(own_name_of(given) or given), self.destination
-                    )
+                    file = own
+                    if not (keeps_names and is_plain(own)):
+                        name = self.name(own)
+                        file = naming.name_of_copy(self.source, path, name, self.destination, owned=self.owned)
                     if file in taken:  # two messages of one id
                         file = naming.copy_name(self.destination, self.destination.sidecars.parse(file))
                     version = self.source.settling.version(path)
@@ -272,6 +329,10 @@ class Carrier:
                     if os.access(path, os.R_OK):
                         raise
                     continue  # another user's, who listed it: it stays for a carrier that may read it
+                except OSError:
+                    if not self.peer or not reading.exists(attempt.folder):
+                        raise
+                    continue  # it cannot be read, or finds no room: it goes back
                 copies[given], versions[given] = file, version
                 taken.add(file)
         return copies, versions
@@ -297,4 +358,4 @@ def _parsed(number: int, content: object) -> List:
         raise ValueError("it has no 'list'")
     if not isinstance(given, list) or not all(isinstance(name, str) and own_name_of(name) for name in given):
         raise ValueError("it lists no messages")
-    return List(number, token, tuple(given))
+    return List(number, token, tuple(given), back=isinstance(content, Mapping) and content.get("back") is True)

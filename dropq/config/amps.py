@@ -14,32 +14,31 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from dropq.config.load import GROUP_LOCAL, QUEUE_KEYS, content_of, snake, validate_options
+from dropq.config.load import QUEUE_KEYS, content_of, snake, validate_options
 from dropq.config.schema import RootConfig
 from dropq.errors import ConfigError, InvalidName, StorageError
 from dropq.format.names import check_queue_name
 from dropq.hints import nearest
 
-#: The elements that define queues, each with whether AMPS shares such a queue among servers.
-_QUEUES = {"Queue": True, "QueueDefinition": True, "LocalQueue": False, "GroupLocalQueue": True}
+#: The elements that define queues, each with the replication_type of its queue.
+_QUEUES = {name: name for name in ("Queue", "LocalQueue", "GroupLocalQueue")} | {"QueueDefinition": "Queue"}
 _NAMES, _NO_NAME = ("Name", "Topic"), "?"
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
-_NO_SERVERS = "it says which servers share the queue; here every host that sees the root does"
+_KIND = "ReplicationType"
 _OWN_TOPIC = "it is the queue's own name, as it is by default"
 
 
 class AmpsQueue(NamedTuple):
     """A queue of an AMPS configuration: its options in AMPS's spelling, and why each other key is left out."""
 
-    element: str
     name: str
     options: Mapping[str, str]
     left_out: Mapping[str, str]
 
     @property
     def is_shared(self) -> bool:
-        """Whether several servers share it in AMPS."""
-        return _QUEUES[self.element]
+        """Whether several roots may share it."""
+        return _KIND in self.options
 
 
 def read_queues(path: str, root: RootConfig, root_file: str) -> list[AmpsQueue]:
@@ -135,13 +134,13 @@ def _queue(element: Element, where: str) -> tuple[AmpsQueue, list[str]]:
         problems.append(f"{where}: Name: {error}")
     left_out = {key: why for key in texts if (why := _left_out(key, texts, name))}
     options = {key: value for key, value in texts.items() if key not in left_out}
-    return AmpsQueue(element.tag, name, options, left_out), problems
+    if (kind := _QUEUES[element.tag]) != "LocalQueue":
+        options[_KIND] = kind
+    return AmpsQueue(name, options, left_out), problems
 
 
 def _left_out(key: str, texts: Mapping[str, str], name: str) -> str:
     """Return why a key is left out; "" if it is taken over."""
-    if snake(key) in GROUP_LOCAL:
-        return _NO_SERVERS
     if snake(key) not in QUEUE_KEYS:
         near = nearest(key, QUEUE_KEYS)
         return f"dropq has no such key{f'; the nearest is {near[0]}' if near else ''}"

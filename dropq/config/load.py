@@ -19,16 +19,15 @@ from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expre
 from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout, unsettled_config
-from dropq.format.names import can_name_queue
+from dropq.format.names import can_name_queue, is_temporary
 from dropq.hints import nearest
 from dropq.storage.reading import parse_toml, read_opened
 
-#: AMPS's keys of a queue that is hosted by a group of servers.
-GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
-_NO_GROUPS = (
-    "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
-    " and every host that sees the root shares its queues: leave it out"
-)
+#: The keys of a GroupLocalQueue alone.
+_GROUP_LOCAL = ("initial_owner", "group_local_queue_domain")
+#: The keys of a queue that several roots share, and the keys of queues that none can share.
+_OF_ROOTS = ("replication_type", "transfer_after", *_GROUP_LOCAL)
+_OF_ONE_ROOT = ("self_destruct", "barrier_expression")
 _NO_SELECTORS = (
     "this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the queue's folder; "
     "`dropq selector add QUEUE NAME` writes it"
@@ -59,6 +58,7 @@ _OF_QUEUES = {
     "default_publish_target": "only a queue can be a view",
     "self_destruct": "only a queue can destroy itself; a topic and a subscription of a topic are removed by commands",
     "self_destruct_after": "only a queue can destroy itself",
+    **dict.fromkeys(_OF_ROOTS, "only a queue can be shared by several roots"),
 }
 #: The key that names where dead letters go, and the value of `exhausted` that needs it.
 _LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
@@ -330,6 +330,11 @@ def _queue_entries(
         return entries, problems
     defaults, of_root = _table_entries(root.defaults, root_file, name="")
     merged, more = _with_letters(defaults | entries, entries, root, root_file, queue)
+    if is_temporary(queue):
+        merged = {key: entry for key, entry in merged.items() if key not in _OF_ROOTS}
+    kind = merged.get("replication_type")
+    if kind is not None and kind.value == "GroupLocalQueue" and root.instance is None:
+        problems.append(kind.problem(f"the root needs a name: set instance in {root_file or 'dropq.toml'}"))
     return merged, of_root + problems + more + _type_problems(merged, defaults, os.path.dirname(root_file))
 
 
@@ -440,9 +445,7 @@ def _table_entries(
     known: dict[str, _Entry] = {}
     default = QueueConfig()
     for key, entry in entries.items():
-        if key in GROUP_LOCAL:
-            problems.append(entry.problem(_NO_GROUPS))
-        elif key == "selector":
+        if key == "selector":
             problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
         elif key == "name":
             problems += _name_problems(entry, name)
@@ -513,11 +516,26 @@ def _build_root(table: Mapping[str, object], path: str) -> tuple[RootConfig, lis
         problem = f"this dropq reads format {FORMAT}, and the root has format {newer}"
         return RootConfig(), [f"{path}: format = {newer}: {problem}"]
     values, wrong = _values(RootConfig, entries)
+    wrong += _peer_problems(entries, values)
     defaults, unknown = _table_entries(values.get("defaults", {}), f"{path}: [defaults]", name="")
     values["defaults"] = {key: entry.value for key, entry in defaults.items()}
     if "reply_to_style" not in values and has_dropboxmq(os.path.dirname(path)):
         values["reply_to_style"] = "typed"
     return RootConfig(**values), problems + wrong + unknown + _build(defaults)[1]
+
+
+def _peer_problems(entries: Mapping[str, _Entry], values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a root's name among its peers."""
+    peers, instance = values.get("peer", ()), values.get("instance")
+    if not peers:
+        return []
+    if instance is None:
+        return [entries["peer"].problem("a root that has peers has a name: set instance, too")]
+    names = [instance, *(peer.name for peer in peers)]
+    return [
+        entries["peer"].problem(f"{name} names two roots: each needs a name of its own")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
 
 
 def _values(config: type, entries: Mapping[str, _Entry]) -> tuple[dict[str, Any], list[str]]:
@@ -550,12 +568,34 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
     if "barrier_expression" in active and "semantics" in active and active["semantics"].value == "at-most-once":
         why = "a barrier is held until it is acknowledged"
         problems.append(f"{_both_entries(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
+    problems += _root_problems(active)
     if "filter" in active and "filter_rest" in active and active["filter_rest"].value == "error":
         problems += _rest_problems(active["filter"], active["filter_rest"])
     separator, fields = active.get("field_separator"), active.get("message_type")
     if separator is not None and (fields is None or fields.value not in ("fix", "nvfix")):
         problems.append(separator.problem('only message_type = "fix" and message_type = "nvfix" have one'))
     return problems + _view_problems(active.get("underlying_topic"), active.get("default_publish_target"))
+
+
+def _root_problems(active: Mapping[str, _Entry]) -> list[str]:
+    """Return a problem for each key that does not go with the replication_type."""
+    kind = active.get("replication_type", _Entry(QueueConfig().replication_type, "replication_type", "default"))
+    problems = []
+    if kind.value == "GroupLocalQueue" and "initial_owner" not in active:
+        problems.append(kind.problem("it needs initial_owner, the instance that owns what is sent to any of the roots"))
+    if kind.value in ("Queue", "LocalQueue"):
+        problems += [
+            active[key].problem(f"only a GroupLocalQueue has this key, and the queue is a {kind.value}")
+            for key in _GROUP_LOCAL
+            if key in active
+        ]
+    if kind.value in ("Queue", "GroupLocalQueue"):
+        problems += [
+            f"{_both_entries(active[key], kind)} exclude each other: such a queue belongs to one root, a LocalQueue"
+            for key in _OF_ONE_ROOT
+            if key in active and active[key].value is not False
+        ]
+    return problems
 
 
 def _rest_problems(filter: _Entry, rest: _Entry) -> list[str]:

@@ -6,6 +6,7 @@ load.py knows where they come from and which of them exclude each other.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -212,6 +213,7 @@ _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
 _SIZE = Kind(_size, f'a number of bytes from 1 to {LARGEST}, also as "16MiB",', _format_size)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
 _QUEUE = _values("the name of a queue", lambda value: isinstance(value, str) and can_name_queue(value))
+_INSTANCE = _values("a name such as a queue may have", lambda value: isinstance(value, str) and can_name_queue(value))
 _FILTER = Kind(partial(_expression, of_order=False), "an expression as a string")
 _ORDER = Kind(partial(_expression, of_order=True), "an expression as a string")
 
@@ -245,6 +247,27 @@ def underlies(topics: str, topic: str) -> bool:
     from dropq.filters.regex import Regex
 
     return Regex(topics).matches(topic)
+
+
+class Peer(NamedTuple):
+    """Another root, which a bridge takes messages from: its `instance`, and where it lies."""
+
+    name: str
+    root: str
+
+
+def _peers(value: object) -> tuple[Peer, ...]:
+    found = []
+    for said in value if isinstance(value, list | tuple) else (None,):
+        if not isinstance(said, Mapping) or said.keys() != {"name", "root"}:
+            raise ValueError
+        name, root = said["name"], said["root"]
+        if not isinstance(name, str) or not can_name_queue(name):
+            raise ValueError(f"{name!r} is no name of a root: one that a queue may have is allowed")
+        if not isinstance(root, str) or not os.path.isabs(root) or "\0" in root:
+            raise ValueError(f"the root of peer {name} is {root!r}: the absolute path of its folder is allowed")
+        found.append(Peer(name, os.path.normpath(root)))
+    return tuple(found)
 
 
 def _key(kind: Kind, default: Any = None) -> Any:
@@ -303,6 +326,10 @@ class QueueConfig:
     dead_letter_queue: str | None = _key(_QUEUE)
     self_destruct: bool = _key(_SWITCH, False)
     self_destruct_after: float = _key(_PERIOD, 60.0)
+    replication_type: Literal["LocalQueue", "Queue", "GroupLocalQueue"] = "LocalQueue"
+    transfer_after: float = _key(_PERIOD, 1.0)
+    initial_owner: str | None = _key(_INSTANCE)
+    group_local_queue_domain: str | None = _key(_INSTANCE)
     durability: Literal["none", "file", "full"] = "full"
     ignore: tuple[str, ...] = _key(
         Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),
@@ -331,6 +358,9 @@ class RootConfig:
     format: int = _key(_values(f"the number {FORMAT}", lambda value: type(value) is int and value == FORMAT), FORMAT)
     reply_to_style: Literal["bare", "typed"] = "bare"
     dead_letter_queue: str | None = _key(_QUEUE)
+    instance: str | None = _key(_INSTANCE)
+    instance_group: str | None = _key(_INSTANCE)
+    peer: tuple[Peer, ...] = _key(Kind(_peers, "[[peer]], each with name and root,"), ())
     defaults: Mapping[str, object] = field(
         default_factory=dict,
         metadata={"kind": _values("a table of keys of queue.toml", lambda value: isinstance(value, Mapping))},

@@ -54,6 +54,10 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
         found += _shared(root, opened)
     if queues is None:
         found += topic_checks.diagnose(root)
+        if root.config.peer:
+            from dropq.diagnosis import peers  # few roots have any
+
+            found += (Diagnosis(*each) for each in peers.examined(root))
     roles = set[str]()
     for context in opened:
         probe = probes[reading.device(context.layout.base)]

@@ -213,6 +213,17 @@ _BY_CHECK: Mapping[str, Mapping[str, Kind]] = {
             "correct its file, which `dropq config check` examines, or give this user rwx on the folder",
         ),
     },
+    "peers": {
+        "peer": _ok("a bridge can take from it what consumers here want"),
+        "peer-away": _warning(
+            "what it owns waits there, and nothing moves between the two",
+            "mount it at that path, or look to its server",
+        ),
+        "peer-differs": _error("nothing moves between the two roots", "let both say the same, and name each other"),
+        "peer-unsynced": _warning(
+            "a power cut there may lose or double what was on its way", 'set durability = "full" in both; mount by NFS'
+        ),
+    },
     "probe": {"not-tried": _warning("the check did not finish", "remove the cause, then run the doctor again")},
 }
 KINDS = {name: replace(kind, check=check) for check, kinds in _BY_CHECK.items() for name, kind in kinds.items()}

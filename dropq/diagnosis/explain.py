@@ -36,6 +36,7 @@ from dropq.policies.fair_share import FairShare
 from dropq.policies.filter_rest import FilterRest
 from dropq.policies.matching import matcher
 from dropq.policies.routes import Routes
+from dropq.policies.wanted import belonging_here
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
 from dropq.routing.forecast import Forecast, way_here
@@ -50,8 +51,8 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
-            `delay`, `receiver`, `unreadable`, `settling`, `destination`;
+        why: `ready`, `paused`, `expired`, `acked`, `owner`, `filter`, `route`, `selector`, `barrier`, `backlog`,
+            `turn`, `delay`, `receiver`, `unreadable`, `settling`, `destination`;
             for a message that is held: `held`, `lease`, `lapsed`, `dead`, `expired`, `unleased`, `script`, `barrier`;
             `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
@@ -112,6 +113,7 @@ class _Snapshot:
         self._name = quote(context.name)
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
+        self._belongs = belonging_here(context)
         self._rest = FilterRest(context)
         self._origins: dict[str, bool] = {}  # whether the dead letters of a queue come here
         self._routes = Routes(context)
@@ -154,6 +156,12 @@ class _Snapshot:
         if self._acks and file.name.id in self._acks and not file.name.first:
             text = "its ack came before it: the next consumer archives it, and does not get it"
             return Decision(False, "acked", text)
+        if self._belongs is not None and not self._belongs(file):
+            owner = self._context.config.initial_owner
+            text = (
+                f"no consumer of this root gets it before root {owner}, the initial_owner, whose bridge takes it there"
+            )
+            return Decision(False, "owner", text)
         if not (found := self._rest.decide(file)).allowed:
             return found
         if self._distributor is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.diagnosis.selector_checks import may_have_letters
 from dropq.diagnosis.work_checks import Workers, what_blocks
@@ -90,7 +90,9 @@ class _Listing:
         for edge in self._edges:
             if edge.to not in self._nodes:
                 self._nodes[edge.to] = Node(edge.to, MISSING if edge.to else ADDRESSES)
-        nodes = sorted(self._nodes.values(), key=lambda node: (node.kind in (MISSING, FOLDER, ADDRESSES), node.name))
+        nodes = sorted(
+            self._nodes.values(), key=lambda node: (node.kind in (MISSING, FOLDER, ADDRESSES, PEER), node.name)
+        )
         edges = sorted(self._edges, key=lambda edge: (edge.source, edge.kind == LETTERS, edge.kind, edge.name, edge.to))
         return Graph(tuple(nodes), tuple(edges))
 
@@ -149,6 +151,11 @@ class _Listing:
     def _leaving(self, context: QueueContext, counts: dict[str, int]) -> None:
         """Note which messages are on their way to other file systems, and when the queue destroys itself."""
         self._in_transit[context.name] = in_transit(context.layout)
+        if context.config.replication_type != "LocalQueue":
+            for peer in self._root.config.peer:
+                name = f"root {peer.name}"
+                self._nodes[name] = Node(name, PEER)
+                self._edges.append(Edge(context.name, name, BRIDGE))
         self._destroyed_in[context.name] = destroyed_in(context)
 
     # -- the edges from it ----------------------------------------------------------------------------------------

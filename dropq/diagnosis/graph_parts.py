@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: The kinds of nodes that are no queues: a missing queue, a route's folder, the return addresses of messages.
-MISSING, FOLDER, ADDRESSES = "missing", "folder", "addresses"
+#: The kinds of nodes that are no queues: a missing queue, a route's folder, the return addresses of messages, a peer.
+MISSING, FOLDER, ADDRESSES, PEER = "missing", "folder", "addresses", "peer"
 #: The kind of an edge that dead letters take.
 LETTERS = "dead-letter"
 #: The kind of an edge by which living workers send what they make of a queue's messages.
 WORK = "work"
+#: The kind of an edge by which bridges of a peer take messages.
+BRIDGE = "bridge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Node:
     Attributes:
         name: the address of a queue, topic or subscription; the path of a route's folder; "" for the return addresses
             that messages name themselves.
-        kind: queue, topic, subscription, view; missing, folder or addresses.
+        kind: queue, topic, subscription, view; missing, folder, addresses or peer.
         counts: how many messages lie in each state, as `Queue.counts` says; of a folder, in target; empty where that is
             not known.
         stuck: why messages do not go on from there.
@@ -46,7 +48,7 @@ class Edge:
         source: the name of the node that they leave.
         to: the name of the node that they go to.
         kind: move, copy or bounce, by a selector; route; subscription or view, of a topic; dead-letter; work, as
-            living workers say.
+            living workers say; bridge, of a queue that a peer shares.
         name: the name of the selector or the route; "" of any other.
         filter: which messages take it; None for all, and for a route.
         role: of a selector, when it is asked: normal, default or overflow; else "".

@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from html import escape
 from itertools import accumulate
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
 from dropq.diagnosis.graph_text import counted, credit, described, notes, shown, title
 
 #: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
@@ -41,6 +41,7 @@ _BOXES = {
     FOLDER: ("#5d4037", "#efebe9"),
     MISSING: (_RED, "#ffffff"),
     ADDRESSES: (_GREY, "#ffffff"),
+    PEER: ("#00695c", "#e0f2f1"),
 }
 #: The colour of each kind of edge, and its dashes.
 _LINES = {
@@ -52,6 +53,7 @@ _LINES = {
     "view": ("#6a1b9a", ""),
     LETTERS: ("#78909c", "2 4"),
     WORK: ("#ef6c00", ""),
+    BRIDGE: ("#00695c", "7 4"),
 }
 
 

@@ -6,7 +6,7 @@ import math
 import string
 from collections.abc import Callable, Sequence
 
-from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, WORK, Edge, Node
+from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
 from dropq.durations import format_duration
 from dropq.lifecycle.decision import count_of
 
@@ -62,6 +62,8 @@ def described(edge: Edge) -> str:
     role = f" ({edge.role})" if edge.role not in ("", "normal") else ""
     if edge.kind == LETTERS:
         return "dead letters"
+    if edge.kind == BRIDGE:
+        return "what it wants"
     return "by work" if edge.kind == WORK else f"{edge.kind} {shown(edge.name)}".rstrip() + role
 
 
@@ -80,7 +82,7 @@ def _hidden(char: str) -> str:
 
 
 def _lines(node: Node) -> list[str]:
-    kind = f" ({node.kind})" if node.kind not in ("queue", MISSING, ADDRESSES) else ""
+    kind = f" ({node.kind})" if node.kind not in ("queue", MISSING, ADDRESSES, PEER) else ""
     return list(filter(None, (title(node) + kind, counted(node), *notes(node), *map(shown, node.stuck))))
 
 

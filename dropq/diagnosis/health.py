@@ -36,10 +36,11 @@ from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
-from dropq.lifecycle.transfers import refusal, rows, way_on
+from dropq.lifecycle.transfers import Row, refusal, rows, way_on
 from dropq.policies import barrier, routes
 from dropq.policies.filter_rest import FilterRest
 from dropq.policies.send_limits import SendLimits
+from dropq.policies.wanted import LOOKED, Wants
 from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
 from dropq.staging import jobs
@@ -318,13 +319,30 @@ class _Checks:
         yield from self._jam()
         yield from self._waits_for_itself()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
-        given = [self._now - self._standing.changed(f"{row.given}/{file}") for row, file in self._standing.given]
-        yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
+        yield from self._unfinished_moves()
         said = [
             refused.why for row in rows(self._context.layout) if (refused := refusal(row.folder)) and refused.is_older
         ]
         for why in dict.fromkeys(said):
             yield Reason("older-state", why)
+
+    def _unfinished_moves(self) -> Iterator[Reason]:
+        """Yield what has been on its way to other file systems, or to other roots, for too long."""
+        ages: dict[Row, list[int]] = {}
+        for row, file in self._standing.given:
+            ages.setdefault(row, []).append(self._now - self._standing.changed(f"{row.given}/{file}"))
+        here = [age for row, those in ages.items() if not row.peer for age in those]
+        yield from self._unswept("unfinished-move", here, "message", "on the way to another file system")
+        for row, those in ages.items():
+            if row.peer and (late := [age for age in those if age > UNSWEPT]):
+                since = max(late) / 1000
+                text = f"{count_of(len(late))} on the way to {row.destination}, the oldest for {_duration(since)}"
+                yield Reason("unfinished-move", f"{text}: {way_on(row, self._context.name)}", since, UNSWEPT / 1000)
+        if self._context.root.config.peer and Wants(self._context).now():
+            idle = self._now - reading.written_ms(f"{self._context.layout.wanted}/{LOOKED}", gone=self._now)
+            if idle > UNSWEPT:
+                text = f"consumers want messages of other roots, and no bridge has looked for {_duration(idle / 1000)}"
+                yield Reason("bridge-stopped", f"{text}: start `dropq bridge`", idle / 1000, UNSWEPT / 1000)
 
     def _overdue(self) -> tuple[int, float]:
         """Return how many delayed messages have been due for too long, and the oldest of them, in seconds.

@@ -150,6 +150,8 @@ class QueueLayout:
         #: What goes to queues on other file systems.
         self.transfers = f"{private}/transfers"
         self.turns = f"{private}/turns"
+        #: What subscriptions want that found nothing, where other roots may have it.
+        self.wanted = f"{private}/wanted"
         #: The folder of each state.
         self.folders: dict[str, str] = {state: getattr(self, state) for state in ALL_STATES}
         #: The folders of the reasons of messages.
@@ -212,6 +214,7 @@ class QueueLayout:
             self.staged,
             self.set_aside,
             self.transfers,
+            self.wanted,
             *own,
         )
 

@@ -63,6 +63,7 @@ _OURS = {
     "JMS_dropq_records": ("records", "I"),
     "JMS_dropq_cut": ("cut", "I"),
     "JMS_dropq_replay": ("replayed", "B"),
+    "JMS_dropq_owned": ("owned", "B"),
 }
 #: How the names of dropq's own properties begin, but for the delivery count.
 RESERVED = "JMS_dropq_"
@@ -129,6 +130,7 @@ class Name:
     records: int = 0
     cut: int = 0
     replayed: bool = False
+    owned: bool = False
     foreign: bool = False
 
     @property
@@ -566,8 +568,9 @@ PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
 #: Matches a name that may have a marker or a counter that only dropq writes.
 may_be_marked = re.compile(RESERVED).search
-#: Whether a name may say that copies were made.
+#: Whether a name may say that copies were made, or that its root owns the message.
 may_be_copied = re.compile("JMS_dropq_copied").search
+may_be_owned = re.compile("JMS_dropq_ownedB=true").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
 _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASCII).fullmatch

@@ -51,6 +51,7 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
         since=now,
         via="",
         copied="",
+        owned=False,
         hops=name.hops + 1,
         origin=origin,
         reason=reason,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -66,10 +67,12 @@ def _make(source: QueueContext, destination: RowDestination, name: str = "") -> 
     token = secrets.token_hex(8)
     draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
     mark = queue_notes.make_known(destination.root, destination.layout.private, storage.at(destination.layout.base))
-    row = Row(folder, root_of(source, destination), destination.queue, mark, own_mark(source), mounts.host())
+    root = root_of(source, destination)
+    row = Row(folder, root, destination.queue, mark, own_mark(source), mounts.host(), destination.peer)
     storage.make_folder(layout.transfers)
     storage.make_folder(f"{draft}/{GIVEN}")
-    content = {"root": row.root, "queue": row.queue, "mark": mark, "from": row.source, "host": row.host}
+    where = {"peer": row.peer} if row.peer else {"root": row.root}
+    content = {**where, "queue": row.queue, "mark": mark, "from": row.source, "host": row.host}
     storage.write_small(f"{draft}/{DESTINATION}", json.dumps({"format": 1, **content}).encode())
     storage.move_folder(draft, folder)
     storage.sync(layout.transfers)
@@ -89,8 +92,17 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
     here = reading.names_in(layout.transfers)
     own = marks_of(layout)
     for name, last in sorted(sent.items()):
-        if name + ENDED in here or (name not in here and _source_of(last.path) not in own):
+        if name + ENDED in here:
             continue
+        said = _source_of(last.path) if destination.peer or name not in here else {}
+        if name not in here and said.get("from") not in own:
+            continue
+        if destination.peer and said.get("from") in own and said.get("peer") not in (None, source.root.config.instance):
+            raise OlderState(
+                f"{source.layout.home} has been in root {said.get('peer')}, and is in root "
+                f"{source.root.config.instance} now: it was copied, or the root has another name. Nothing is given: "
+                "give the root its name again, or make the queue of the copy anew"
+            )
         folder = f"{layout.transfers}/{name}"
         # RACE: one listing may miss the newest list, if that replaces another meanwhile.
         number = max(newest_list(folder), newest_list(folder))
@@ -105,11 +117,14 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
 
 def _why(source: QueueContext, destination: RowDestination, name: str, here: int, there: int) -> str:
     folder = f"{source.layout.transfers}/{name}"
+    way_out = f"move what is left in {folder}/{GIVEN} to {source.layout.target}, and rename {folder} to {name}{ENDED}"
+    if destination.peer:
+        recall = f"dropq bridge {shlex.quote(destination.queue)} --recall {shlex.quote(destination.peer)} --proxied"
+        way_out = f"then run `{recall}` in this root"
     return (
         f"{source.layout.home} is an older state of itself, as from a backup, or a copy: the last list of row {name} "
         f"is {here} here, and {there} in {destination.layout.home}. Nothing is given or carried: remove here "
-        f"what that queue has already, move what is left in {folder}/{GIVEN} to {source.layout.target}, and rename "
-        f"{folder} to {name}{ENDED}"
+        f"what that queue has already, {way_out}"
     )
 
 
@@ -144,17 +159,17 @@ def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
                 yield known, path
 
 
-def _source_of(path: str) -> str:
-    """Return the mark of the queue that a list came from; "" where an older dropq sent it, or it cannot be read.
+def _source_of(path: str) -> Mapping[str, str]:
+    """Return what a list's note says of the queue that it came from; nothing where it cannot be read.
 
+    It is `from`, the mark of the queue, which an older dropq did not write, and `peer`, the instance of its root.
     Anybody who may write there can make such a list, and it must not keep others from giving.
     """
     said = None
     with suppress(ValueError), _unless_closed():
         said = reading.parse_json(reading.read_small(path, limit=reading.LONG_LIST) or b"null")
     note = said.get("note") if isinstance(said, Mapping) else None
-    source = note.get("from") if isinstance(note, Mapping) else None
-    return source if isinstance(source, str) else ""
+    return {key: text for key, text in note.items() if isinstance(text, str)} if isinstance(note, Mapping) else {}
 
 
 @contextmanager

@@ -255,8 +255,8 @@ class Moves:
 
         Where the folder is a link to a queue on another file system, the file goes to the row for that queue.
         """
-        if may_have_via(file) or names.may_be_copied(file):
-            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=""))
+        if may_have_via(file) or names.may_be_copied(file) or names.may_be_owned(file):
+            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied="", owned=False))
         if not names.tells_time(file) and self._is_ignored_at(folder, file):
             file = naming.coded(self.context, file, reading.changed_ms(source))
         try:
@@ -414,10 +414,11 @@ class Moves:
     def _row_to(self, destination: transfers.RowDestination) -> transfers.Row:
         return giving.row_to(self.context, destination, self._asked)
 
-    def give(self, path: str, name: Name, given: str) -> str | None:
+    def give(self, path: str, name: Name | str, given: str) -> str | None:
         """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.
 
-        The move is not synced: the carrier does that before it copies.
+        Its `name` is text where it is plain, and needs no change. The move is not synced: the carrier does that before
+        it copies.
 
         Returns:
             Its name there, which no file had before; None if another process moved it first.
@@ -431,11 +432,20 @@ class Moves:
         except OSError as error:
             raise storage_error(error, "the message stays where it was") from error
 
-    def _move_to_row(self, path: str, folder: str, name: Name) -> str:
+    def give_away(self, path: str, name: Name | str, given: str, to: str) -> str | None:
+        """Give a waiting message to a row for another root's queue, which people call `to`; result as of `give`."""
+        gone = self.give(path, name, given)
+        if gone is not None:
+            self._ended("moved", self._sidecars.file(os.path.basename(path)).own_name, to=to, intended=True)
+        return gone
+
+    def _move_to_row(self, path: str, folder: str, name: Name | str) -> str:
         """Move a file into the folder of a row, under a name that no file had before; return its path there."""
-        if not name.generated and not name.since:
-            name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
-        given = f"{folder}/{given_name(os.urandom(8).hex(), self._sidecars.fit(naming.unique(name)))}"
+        if isinstance(name, Name):
+            if not name.generated and not name.since:
+                name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
+            name = self._sidecars.fit(naming.unique(name))
+        given = f"{folder}/{given_name(os.urandom(8).hex(), name)}"
         # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
         self._storage.rename(path, given)
         return given

@@ -112,6 +112,8 @@ def stays_copied(context: QueueContext, name: Name, to: QueueContext) -> str:
 
 def name_at(context: QueueContext, to: QueueContext, name: Name) -> Name:
     """Return a name as another queue can have it: without a sidecar of this root, if that queue is in another."""
+    if name.owned and to.layout.home != context.layout.home:
+        name = replace(name, owned=False)
     if to.layout.home != context.layout.home and not name.via:  # which makes it unique
         with to.error_context("the message stays where it was"):
             alone = to.storage.refuses_to_replace(to.layout.private)
@@ -124,11 +126,14 @@ def name_at(context: QueueContext, to: QueueContext, name: Name) -> Name:
     return name
 
 
-def name_of_copy(context: QueueContext, given: str, name: Name, to: QueueContext) -> str:
-    """Return the file name that the copy of a message, at the path `given`, gets in its queue."""
+def name_of_copy(context: QueueContext, given: str, name: Name, to: QueueContext, *, owned: bool = False) -> str:
+    """Return the file name that the copy of a message, at the path `given`, gets in its queue.
+
+    `owned` says that the root of that queue owns the message from now on, though its initial_owner is another.
+    """
     if not name.generated and not name.since:
         name = replace(name, since=reading.changed_ms(given))
-    return to.sidecars.fit(unique(name_at(context, to, name)))
+    return to.sidecars.fit(replace(unique(name_at(context, to, name)), owned=owned))
 
 
 def name_of_whole(

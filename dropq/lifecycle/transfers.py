@@ -4,7 +4,8 @@ A rename cannot lead to another file system. So one rename gives a message to a 
 a carrier does the rest: the process that moved it, a router, or any sweep of the queue.
 
 The path of another root may lead elsewhere on another host, and a process that looks at a dead mount hangs. So a row to
-another root names the host that wrote it, and only a move there, or a sweep by hand, looks at that root.
+another root names the host that wrote it, and only a move there, or a sweep by hand, looks at that root. A row to a
+peer has no path: only a bridge, which was told where the peer is, carries its messages.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ _OLDER = "older-state"
 
 
 class RowDestination(NamedTuple):
-    """A queue that messages go to: its root, its address, and where it lies."""
+    """A queue that messages go to: its root, its address, and where it lies; `peer` names its root to a bridge."""
 
     root: RootLayout
     queue: str
     layout: QueueLayout
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Row:
         mark: the queue's mark, which another queue of its name does not have.
         source: the mark of the queue that the row is in; "" where an older dropq wrote the row.
         host: the host that wrote the row; "" as `source`.
+        peer: the instance of the root that the queue is in, whose bridge takes the messages; "" if no bridge does.
     """
 
     folder: str
@@ -60,6 +63,7 @@ class Row:
     mark: str
     source: str
     host: str
+    peer: str = ""
 
     @property
     def name(self) -> str:
@@ -74,24 +78,25 @@ class Row:
     @property
     def destination(self) -> str:
         """The queue that they go to, for people."""
+        if self.peer:
+            return f"queue {self.queue} of root {self.peer}"
         return f"{self.root}/{self.queue}" if self.root else self.queue
 
     @property
     def is_abroad(self) -> bool:
-        """Whether it leads to another root, at whose path only a move there or a sweep by hand looks."""
-        return bool(self.root)
+        """Whether it leads to another root, at which only a move there, a sweep by hand or a bridge looks."""
+        return bool(self.root or self.peer)
 
     @property
     def is_of_this_host(self) -> bool:
         """Whether the path of the other root means here what it means on the host that wrote the row."""
-        return not self.is_abroad or self.host == mounts.host()
+        return not self.root or self.host == mounts.host()
 
     def leads(self, source: QueueContext, destination: RowDestination) -> bool:
         """Return whether this host may give it a queue's messages for a destination."""
-        is_destination = (self.root, self.queue) == (root_of(source, destination), destination.queue)
-        return (
-            is_destination and self.is_of_this_host and self.is_of(source) and self.mark in marks_of(destination.layout)
-        )
+        asked = destination.peer, root_of(source, destination), destination.queue
+        is_usable = self.is_of_this_host and self.is_of(source)
+        return (self.peer, self.root, self.queue) == asked and is_usable and self.mark in marks_of(destination.layout)
 
     def is_of(self, source: QueueContext) -> bool:
         """Return whether the queue that it is in made it: a row that was copied from another queue is not used."""
@@ -104,8 +109,8 @@ def marks_of(layout: QueueLayout) -> set[str]:
 
 
 def root_of(source: QueueContext, destination: RowDestination) -> str:
-    """Return a destination's root as a row names it: "" for the root that the row is in."""
-    return "" if destination.root.path == source.root.layout.path else destination.root.path
+    """Return a destination's root as a row names it: "" for the root that the row is in, and for a peer."""
+    return "" if destination.peer or destination.root.path == source.root.layout.path else destination.root.path
 
 
 def own_mark(source: QueueContext) -> str:
@@ -121,7 +126,7 @@ def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterato
         if not is_row(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
-            row = _read(entry.path)
+            row = read_row(entry.path)
         except (OSError, ValueError) as error:
             if unusable is not None:
                 unusable[f"{entry.path}/{DESTINATION}"] = f"nothing is carried from there: {_why(error)}"
@@ -129,19 +134,19 @@ def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterato
         yield row
 
 
-def _read(folder: str) -> Row:
+def read_row(folder: str) -> Row:
     """Read a row; raise ValueError if it names no queue."""
     said = reading.parse_json(reading.read_small(f"{folder}/{DESTINATION}") or b"null")
-    if not isinstance(said, Mapping) or not {"root", "queue", "mark"} <= said.keys():
+    if not isinstance(said, Mapping) or not {"queue", "mark"} <= said.keys() or ("root" in said) == ("peer" in said):
         raise ValueError("it names no queue")
-    root, queue, mark, *about = (said.get(key, "") for key in ("root", "queue", "mark", "from", "host"))
-    source, written_on = about
-    if not all(isinstance(each, str) for each in (root, queue, mark, source, written_on)) or root[:1] not in "/":
+    root, queue, mark, *about = (said.get(key, "") for key in ("root", "queue", "mark", "from", "host", "peer"))
+    source, written_on, peer = about
+    if not all(isinstance(each, str) for each in (root, queue, mark, *about)) or root[:1] not in "/":
         raise ValueError("it names no queue")
     check_address(queue)
     if os.path.islink(f"{folder}/{GIVEN}"):
         raise ValueError(f"{GIVEN}/ is a link")
-    return Row(folder, root, queue, mark, source, written_on)
+    return Row(folder, root, queue, mark, source, written_on, peer)
 
 
 def _why(error: Exception) -> str:
@@ -220,7 +225,10 @@ def note_refusal(source: QueueContext, folder: str, refused: Refusal | None) -> 
 
 def way_on(row: Row, queue: str) -> str:
     """Return who carries the messages of a row, and why the last try failed, for `health` and `explain`."""
-    if not row.is_abroad:
+    if row.peer:
+        back = f"`dropq bridge --recall {quote(row.peer)}` brings them back"
+        way = f"`dropq bridge` of root {row.peer} carries them; {back}"
+    elif not row.is_abroad:
         way = "a router or any sweep carries them"
     elif row.is_of_this_host:
         way = f"`dropq sweep {quote(queue)}` carries them, and no consumer or router does, as they go to another root"

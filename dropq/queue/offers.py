@@ -28,6 +28,7 @@ from dropq.policies.build import view_of
 from dropq.policies.filter_rest import FILTERED, FilterRest
 from dropq.policies.matching import matcher
 from dropq.policies.routes import Routes
+from dropq.policies.wanted import belonging_here
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.liveness import Presence
@@ -100,7 +101,7 @@ class Offers:
         self._deadline = deadline
         self._rest = FilterRest(context)
         of_queue = self._belongs if self._rest.is_put_aside else self._rest.matches
-        self._matches = _all_of(of_queue, None if filter is None else matcher(context, filter))
+        self._matches = _all_of(belonging_here(context), of_queue, None if filter is None else matcher(context, filter))
         self._target = view_of(context, depth=context.config.target_queue_depth or context.timing.view_depth)
         self._acks = reading.Listing(context.layout.acks, context.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them

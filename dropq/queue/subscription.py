@@ -44,6 +44,7 @@ from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
 
 if TYPE_CHECKING:
+    from dropq.policies.wanted import Wanting
     from dropq.queue.by_policy import Admission
 
 log = logging.getLogger("dropq")
@@ -157,6 +158,11 @@ class Subscription:
             timing=context.timing,
             moved_in=context.settling.note_moved_in,
         )
+        self._wanting: Wanting | None = None
+        if context.config.replication_type != "LocalQueue" and context.root.config.peer:
+            from dropq.policies.wanted import Wanting  # few queues are shared by several roots
+
+            self._wanting = Wanting(context, self.id, filter)
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._offers.puts_aside = True
@@ -203,17 +209,35 @@ class Subscription:
             ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
             if (message := self._admission.after_others(self._next, ended)) is not None:
                 return message
+        if self._wanting is not None:
+            self._say_wanted(self._wanting)
         if timeout == 0:
             return None
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
         return self._waiting.wait(
             news,
             until,
-            attempt=self._next,
+            attempt=self._next if self._wanting is None else self._next_or_wanted,
             next_attempt=lambda: self._next_attempt,
             given_up=given_up or bool,
             is_quiet=lambda: self._offers.is_quiet,
         )
+
+    def _next_or_wanted(self) -> Message | None:
+        """Try to receive; let bridges see that messages are wanted where there is none."""
+        assert self._wanting is not None
+        if (message := self._next()) is None:
+            self._say_wanted(self._wanting)
+        else:
+            self._wanting.end()  # it may be busy from now on
+        return message
+
+    def _say_wanted(self, wanting: Wanting) -> None:
+        """Say that messages are wanted, unless a pause, a policy or its own limit holds back what is there."""
+        room = None if self.max_backlog is None else self.max_backlog - len(self._held)
+        has_room = room is None or room > 0
+        if wanting.again_in <= 0 and has_room and not (self._closed or self._is_kept_back or self._context.paused):
+            wanting.say(room)
 
     def _wake(self) -> None:
         """Let the thread that waits for a message see whether it was given up."""
@@ -387,6 +411,8 @@ class Subscription:
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
             again = min(again, self._admission.policies.recheck)
+        if self._wanting is not None:
+            again = min(again, self._wanting.again_in)
         # A limit, say, may keep back a file that has settled: so this is not 0 all the time.
         return max(min(again, max(self._offers.settles_in, SETTLED_LOOK)), 0.001)
 
@@ -612,6 +638,8 @@ class Subscription:
                     with suppress(LeaseLost):
                         unseen.release(counted=False)
                 self._sweep.close()
+                if self._wanting is not None:
+                    self._wanting.end()
                 if presence is None:
                     return  # its claims outlive it, or it has ended before
                 self._return_held()

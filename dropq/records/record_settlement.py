@@ -240,6 +240,7 @@ class RecordSettlement(Settlement):
             origin=name.origin,
             reason=name.reason,
             copied=name.copied,
+            owned=name.owned,
             copy=self._copy_mark(name),
             record=_capped(number),
         )

@@ -209,6 +209,7 @@ class Mover:
         copied = replace(
             name.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
             copy=os.urandom(5).hex(), foreign=False, since=self._context.clock.now_ms(), copied="", replayed=False,
+            owned=False,
         )  # fmt: skip
         back = replace(
             name.unmarked, copied=copied_in(mark), copy="" if name.via else os.urandom(5).hex(), foreign=False

@@ -66,4 +66,4 @@ def _bases(context: QueueContext) -> Iterator[str]:
                 continue  # the part for it stays, or goes to error/, as if the destination were gone
     for address in addresses:
         yield from (layout.base for layout in layouts(root.layout.path, address))
-    yield from (row.folder for row in rows(context.layout) if not row.root and row.queue in addresses)
+    yield from (row.folder for row in rows(context.layout) if not row.is_abroad and row.queue in addresses)

@@ -413,6 +413,16 @@ def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
         raise
 
 
+def readable_size(path: str) -> int | None:
+    """Return how long a regular file is that this user may read; None for anything else. It follows no link."""
+    try:
+        with closing(open_file(path, READ)) as fd:
+            found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def is_closed(path: str) -> bool:
     """Return whether a file is there that this user may not read."""
     try:

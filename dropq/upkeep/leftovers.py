@@ -18,6 +18,7 @@ from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.policies import barrier, fair_share
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import LAST
+from dropq.policies.wanted import LOOKED
 from dropq.staging import destinations
 from dropq.storage import liveness, reading
 
@@ -223,6 +224,7 @@ KINDS = (
     Kind("`acks/ID`", "acks", 0, _is_old_ack, _unlink, ""),
     UNFINISHED_FILE,
     Kind("`receivers/TOKEN`", "receivers", ages.LEFTOVER, _is_of_no_receiver, _unlink),
+    Kind("`wanted/SUB`", "wanted", ages.UNWANTED, lambda _, entry: entry.name != LOOKED, _unlink, ""),
 )
 #: How old leftovers are, by their rows in *What is removed*.
 AGES = {kind.row: (kind.age,) for kind in (*KINDS, FOLDER_OF_CREDITS) if kind.age} | {

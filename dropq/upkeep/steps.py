@@ -387,8 +387,8 @@ def _carry(sweep: Sweep) -> Iterator[None]:
     if sweep.row and sweep.row not in (row.name for row in found):
         raise NoSuchMessage(f"in row {sweep.row} of {context.layout.transfers} no message waits")
     for row in found:
-        if row.is_abroad and not sweep.by_hand:
-            continue
+        if row.peer or (row.is_abroad and not sweep.by_hand):
+            continue  # a bridge takes the former
         if row.host and not row.is_of_this_host and row.name != sweep.row:
             log.warning("sweep of %s: %s", context.layout.home, other_host(row, context.name))
             continue

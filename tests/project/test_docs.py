@@ -141,6 +141,10 @@ def test_the_tour_of_the_pipelines_paper_prints_what_it_shows(tmp_path: Path) ->
     assert comparable(said) == comparable(shown)
 
 
+def test_the_tour_of_the_paper_of_several_roots_prints_what_it_shows(tmp_path: Path) -> None:
+    check_steps(shown_steps(TOP / "docs/several-roots.md"), tmp_path)
+
+
 def test_the_lines_of_the_zeromq_paper_run_in_two_terminals_and_print_what_they_show(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
     texts = [text for _, text in blocks(TOP / "docs/zeromq.md", "text")]
@@ -386,7 +390,7 @@ def test_systemd_finds_nothing_wrong_in_the_units(tmp_path: Path) -> None:
         file = tmp_path / text.splitlines()[0].rpartition("/")[2]
         file.write_text(re.sub(r"/opt/dropq/bin/dropq|/usr/local/bin/handle-order", "/bin/sh", text))
     files = sorted(map(str, tmp_path.iterdir()))
-    assert len(files) == 4
+    assert len(files) == 5
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -546,7 +550,7 @@ def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
         assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
 
 
-@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "pipeline", "graph"])
+@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "pipeline", "graph", "roots"])
 def test_a_picture_is_what_its_script_draws(picture: str) -> None:
     script = TOP / f"docs/draw_{picture}.py"
     drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)

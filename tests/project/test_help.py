@@ -26,7 +26,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_root"
 VALUES = {
     *("QUEUE", "TO", "ID", "RECEIPT", "FILE", "DIR", "KEY", "KEY=VALUE", "NAME[:TYPE]=VALUE", "TYPE", "TEXT", "N"),
     *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT", "OP", "ROLE", "FORMAT"),
-    *("ADDRESS", "BYTES", "ROW", "EVENT", "TIME", "COLUMN"),
+    *("ADDRESS", "BYTES", "ROW", "EVENT", "TIME", "COLUMN", "PEER", "NAME=PATH"),
 }
 #: Examples that wait for what does not come in a test, or need a message that asks for an answer, or a folder that is
 #: not there.
@@ -38,6 +38,7 @@ UNENDING = (
     "echo 42 | dropq reply",
     "dropq wait orders --empty",
     "dropq serve orders --zmq",
+    "dropq bridge orders",
     "dropq doctor --root /mnt",
 )
 #: Commands that exit with 1 when they find something, or would refuse.
@@ -81,6 +82,15 @@ def test_a_help_has_words_that_people_write_and_an_example(name: str, monkeypatc
         assert text.count(f"{value} is such as") == (value in values)
     examples = text.split("\nExample:\n")[1].splitlines()
     assert [line.removeprefix("  ") for line in examples] == list(EXAMPLES[name])
+
+
+def join(south: Path, north: Path) -> None:
+    """Let two roots name each other; the second is made."""
+    Root.create(north)
+    for name, root, other, there in (("south", south, "north", north), ("north", north, "south", south)):
+        file = root / "dropq.toml"
+        peer = f'[[peer]]\nname = "{other}"\nroot = "{there}"\n'
+        file.write_text(f'instance = "{name}"\n{file.read_text()}{peer}')
 
 
 #: What the helps of commands say, as words with single spaces.
@@ -149,6 +159,7 @@ def test_an_example_runs_in_a_root(name: str, line: str, monkeypatch: pytest.Mon
     Path("till.csv").write_text("1,2")
     Path("amps.xml").write_text("<AMPSConfig><SOW><Queue><Name>jobs</Name></Queue></SOW></AMPSConfig>")
     assert name == "" or re.search(rf"\bdropq {name}\b", line)
+    join(tmp_path / "root", tmp_path / "north")
     Root(tmp_path / "root").create_topic("news").create_subscription("archive", client_id="hq")
     Root(tmp_path / "root").queue("invoices").add_selector("back", op="bounce")
     with Root(tmp_path / "root").queue("orders") as orders, orders.subscribe(detached=True, lease_period=60) as held:

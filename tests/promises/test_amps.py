@@ -988,14 +988,14 @@ def test_an_ack_of_a_message_that_is_not_in_the_queue_is_remembered_for_so_long(
     assert where(queue) == {"processed" if in_time else "processing": [b"a"]}
 
 
-# -- GroupLocalQueue ---------------------------------------------------------------------------------------------------
+# -- GroupLocalQueue: see test_roots.py -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["InitialOwner", "GroupLocalQueueDomain"])
-def test_what_tells_which_server_of_a_group_owns_a_message_is_refused(make: Make, key: str) -> None:
-    """We depart: there are no servers, and the key is no typing error either, so it is told why it cannot be."""
-    refused = refusal(make, **{key: "a"})
-    assert key in refused and "GroupLocalQueue" in refused and "leave it out" in refused
+@pytest.mark.parametrize("kind", ["Queue", "LocalQueue"])
+def test_only_a_group_local_queue_has_an_initial_owner_and_a_domain(make: Make, key: str, kind: str) -> None:
+    refused = refusal(make, **{key: "a", "ReplicationType": kind})
+    assert key in refused and f"the queue is a {kind}" in refused
 
 
 # -- all of it at once -------------------------------------------------------------------------------------------------

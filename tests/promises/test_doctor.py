@@ -439,6 +439,7 @@ OF_TOPICS = {"two-of-a-name", "far-receiver", "missing-view-link"}
 APART = (
     OF_TOPICS
     | {"wide-bounce", "bare-replies", "flat-queue"}
+    | {"peer", "peer-away", "peer-differs", "peer-unsynced"}  # see test_roots.py
     | {"closed-root", "untried", "closed-private", "closed-log", "closed-folder", "closed-delayed", "part", "no-part"}
 )
 

@@ -322,7 +322,7 @@ def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(key: str, v
 def test_all_problems_of_a_file_are_told_together(files: Files) -> None:
     files.write(queue='nam = 1\nhistory = 3\nlease_period = "x"\nself_destruct = 1\nInitialOwner = "a"\n')
     assert [problem.split(": ")[1].split(" ")[0] for problem in problems_of(files.load)] == [
-        "nam", "InitialOwner", "history", "lease_period", "self_destruct",
+        "nam", "history", "lease_period", "self_destruct", "InitialOwner",
     ]  # fmt: skip
     assert all(problem.startswith(str(files.queue_file)) for problem in problems_of(files.load))
 
@@ -423,9 +423,9 @@ def test_a_forbidden_pair_is_found_across_files(files: Files) -> None:
 
 
 @pytest.mark.parametrize("key", ["InitialOwner", "GroupLocalQueueDomain", "initial_owner"])
-def test_keys_of_a_group_local_queue_are_refused_with_the_reason(key: str) -> None:
+def test_keys_of_a_group_local_queue_are_refused_of_others(key: str) -> None:
     (problem,) = refused({key: "x"})
-    assert "GroupLocalQueue" in problem and "leave it out" in problem
+    assert key in problem and "only a GroupLocalQueue has this key" in problem
 
 
 # Files that cannot be read, and the root's own.
@@ -720,41 +720,53 @@ Imported = Callable[..., list[AmpsQueue]]
 
 @pytest.mark.parametrize(
     ("element", "is_shared"),
-    [("Queue", True), ("QueueDefinition", True), ("GroupLocalQueue", True), ("LocalQueue", False)],
+    [("Queue", True), ("QueueDefinition", True), ("LocalQueue", False)],
 )
 def test_each_element_of_amps_that_defines_a_queue_is_read(imported: Imported, element: str, is_shared: bool) -> None:
     topic = "<Topic><Name>t</Name><FileName>t.sow</FileName></Topic>"
     (queue,) = imported(f"{topic}<{element}><Name> MQ\n</Name><MessageType>json</MessageType></{element}>")
-    assert (queue.name, queue.options, queue.left_out) == ("MQ", {"MessageType": "json"}, {})
+    kind = {"ReplicationType": "Queue"} if is_shared else {}
+    assert (queue.name, queue.options, queue.left_out) == ("MQ", {"MessageType": "json", **kind}, {})
     assert queue.is_shared is is_shared
+
+
+def test_a_group_local_queue_of_amps_keeps_its_owner_and_its_domain(imported: Imported, tmp_path: Path) -> None:
+    owned = "<Name>MQ</Name><InitialOwner>hub</InitialOwner><GroupLocalQueueDomain>eu</GroupLocalQueueDomain>"
+    (problem,) = problems_of(lambda: imported(f"<GroupLocalQueue>{owned}</GroupLocalQueue>"))
+    assert "set instance in" in problem
+    (queue,) = read_queues(str(tmp_path / "amps.xml"), RootConfig(instance="spoke"), "dropq.toml")
+    options = {"InitialOwner": "hub", "GroupLocalQueueDomain": "eu", "ReplicationType": "GroupLocalQueue"}
+    assert (queue.options, queue.left_out, queue.is_shared) == (options, {}, True)
 
 
 @pytest.mark.parametrize("key", AMPS)
 def test_each_key_of_amps_is_read_from_the_text_of_its_element(imported: Imported, key: str) -> None:
     needed = {"DefaultPublishTarget": {"UnderlyingTopic": "prices"}, "FieldSeparator": {"MessageType": "fix"}}
     options = {**needed.get(key, {}), key: AMPS[key]}
-    (queue,) = imported(f"<Queue><Topic>q</Topic>{''.join(f'<{k}>{v}</{k}>' for k, v in options.items())}</Queue>")
+    said = "".join(f"<{k}>{v}</{k}>" for k, v in options.items())
+    (queue,) = imported(f"<LocalQueue><Topic>q</Topic>{said}</LocalQueue>")
     assert queue.name == "q" and not queue.left_out
     assert validate_options(queue.options, "") == validate_options(options, "")
 
 
 def test_text_is_taken_from_xml_as_xml_means_it(imported: Imported) -> None:
-    (queue,) = imported("<Queue><Name>q</Name><Filter>/a &lt; 1 <!-- so --><![CDATA[AND /b < 2]]></Filter></Queue>")
+    filter = "<Filter>/a &lt; 1 <!-- so --><![CDATA[AND /b < 2]]></Filter>"
+    (queue,) = imported(f"<LocalQueue><Name>q</Name>{filter}</LocalQueue>")
     assert queue.options == {"Filter": "/a < 1 AND /b < 2"}
 
 
 def test_what_the_root_cannot_have_is_left_out_with_the_reason(imported: Imported) -> None:
-    keys = ("InitialOwner", "GroupLocalQueueDomain", "UnderlyingTopic", "DefaultPublishTarget", "MaxBacklogs")
-    (queue,) = imported(f"<Queue><Name>q</Name>{''.join(f'<{key}>q</{key}>' for key in keys)}</Queue>")
+    keys = ("UnderlyingTopic", "DefaultPublishTarget", "MaxBacklogs")
+    (queue,) = imported(f"<LocalQueue><Name>q</Name>{''.join(f'<{key}>q</{key}>' for key in keys)}</LocalQueue>")
     assert queue.options == {} and tuple(queue.left_out) == keys
-    assert "servers" in queue.left_out["InitialOwner"] and "own name" in queue.left_out["UnderlyingTopic"]
+    assert "own name" in queue.left_out["UnderlyingTopic"]
     assert "nearest is max_backlog" in queue.left_out["MaxBacklogs"]
 
 
 def test_a_variable_of_the_environment_is_put_in_as_text(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DESK", "<eu>")
     monkeypatch.delenv("NO_DESK", raising=False)
-    (queue,) = imported("<Queue><Name>q.${DESK}</Name><Filter>/desk = '${DESK}'</Filter></Queue>")
+    (queue,) = imported("<LocalQueue><Name>q.${DESK}</Name><Filter>/desk = '${DESK}'</Filter></LocalQueue>")
     assert (queue.name, queue.options) == ("q.<eu>", {"Filter": "/desk = '<eu>'"})
     (problem,) = problems_of(lambda: imported("<Queue><Name>q</Name>\n<Filter>'${NO_DESK}'</Filter></Queue>"))
     assert problem.endswith("amps.xml: line 3: Filter: there is no variable NO_DESK in the environment: set it")
@@ -846,7 +858,7 @@ def test_the_paper_has_every_key_with_its_default() -> None:
         assert meaning
         assert default.strip("`") == _as_in_the_paper(shown[key]), key
         camel = "".join(part.capitalize() for part in key.split("_"))
-        assert amps == (f"`{camel}`" if camel in AMPS else "")
+        assert amps == (f"`{camel}`" if camel in {*AMPS, "InitialOwner", "GroupLocalQueueDomain"} else "")
 
 
 def _defaults() -> dict[str, Setting]:

@@ -1,0 +1,588 @@
+"""The bridge of a root takes from one peer, another root, what consumers here want: AMPS's Queue and GroupLocalQueue.
+
+A message is owned by the root it lies in. The bridge renames it into a row of the peer's queue, where it is nobody's,
+and a carrier copies it into the queue here by numbered lists: so it is in one root at a time, whoever dies when.
+
+Only a bridge looks at the path of a peer, and does so in a process of its own: a mount that hangs keeps nobody else
+waiting. Before it gives anything it makes sure that the peer is the root that it is called, and no older state of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from dropq.carrier.carriers import carrier_of, noting
+from dropq.carrier.lists import LIST_BYTES, LIST_LENGTH
+from dropq.config.schema import Peer
+from dropq.errors import ConfigError, DropqError, Unavailable
+from dropq.filters import compile_filter
+from dropq.format import names
+from dropq.format.layout import UNSETTLED, WAITING
+from dropq.format.message_file import MessageFile
+from dropq.format.transfers import ENDED, is_row, own_name_of
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.decision import count_of
+from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.giving import row_to
+from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.open_queue import open_queue, open_root, queue_names
+from dropq.lifecycle.sending import into_target
+from dropq.lifecycle.transfers import Row, RowDestination, marks_of, read_row, rows
+from dropq.policies.build import view_of
+from dropq.policies.matching import deciding
+from dropq.policies.send_limits import SendLimits
+from dropq.policies.wanted import LOOKED, Wanted, Wants, belonging_here, is_owner
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+log = logging.getLogger("dropq")
+
+#: The first messages of a peer's target/ that a listing finds.
+LISTED = 10_000
+#: Seconds between two looks at what is wanted, and how many times as long as a look took, if that is more: a bridge
+#: that has nothing to do takes a 500th of a processor.
+TICK, RESTS = 0.02, 500
+#: Seconds between two looks where the file server is asked; between two stamps that say that a bridge looks; until a
+#: queue here is opened anew, and until its rows at the peer are looked at.
+ASKED, STAMPED, OPENED, ROWS = 1.0, 1.0, 5.0, 1.0
+#: Seconds without a want after which a subscription begins with its free backlog again.
+FORGOTTEN = 10.0
+#: Seconds that `--once` waits for a message that may be taken soon; and files that a file system keeps free.
+PATIENCE, SPARE = 10.0, 100
+#: Milliseconds by which two clocks may differ where something expires or is delayed.
+CLOCKS = 60_000
+#: What each root says alike of a queue.
+_ALIKE = ("replication_type", "message_type", "semantics", "expiration", "expiration_model")
+#: What becomes of messages where a peer is refused.
+_NOTHING = "nothing was taken"
+
+
+def shared_queues(root: RootContext, wanted_names: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the queues that several roots share; of those that are named, if some are.
+
+    Raises:
+        ConfigError: a queue that is named is a LocalQueue, or the configuration of one cannot be used.
+        NoSuchQueue: there is no such queue.
+    """
+    found = []
+    for name in wanted_names or queue_names(root):
+        try:
+            kind = open_queue(root, name).config.replication_type
+        except (DropqError, OSError) as error:
+            if wanted_names:
+                raise
+            log.warning("queue %s is passed over: %s", name, describe(error))
+            continue
+        if kind != "LocalQueue":
+            found.append(name)
+        elif wanted_names:
+            raise ConfigError(f"queue {name} is a LocalQueue, which stays in its root: replication_type says otherwise")
+    return found
+
+
+def opened_peer(root: RootContext, peer: Peer) -> RootContext:
+    """Open a peer; refuse what is not the root that it is called.
+
+    Raises:
+        Unavailable: it is not there, as where its disk is not mounted.
+        ConfigError: it is another root, or this one, or does not name this one.
+    """
+    own, where = root.config.instance, f"peer {peer.name} at {peer.root}"
+    try:
+        there = reading.exists(f"{peer.root}/dropq.toml")
+        same = there and os.path.samefile(peer.root, root.layout.path)
+    except OSError as error:
+        raise Unavailable(f"{where} does not answer: {describe(error)}; {_NOTHING}") from error
+    if not there:
+        raise Unavailable(f"{where} is not there: it has no dropq.toml; mount it; {_NOTHING}")
+    if same:
+        raise ConfigError(f"{where} is this root itself: give the path of the other; {_NOTHING}")
+    found = open_root(peer.root, None)
+    if found.config.instance != peer.name:
+        raise ConfigError(
+            f"{where} says instance = {found.config.instance!r} in its dropq.toml: it is another root; {_NOTHING}"
+        )
+    if own not in {each.name for each in found.config.peer}:
+        raise ConfigError(f"{where} does not name {own} as its [[peer]]: what it gave would be stranded; {_NOTHING}")
+    return found
+
+
+def disagreements(own: QueueContext, theirs: QueueContext) -> list[str]:
+    """Return what two roots say otherwise of the same queue: then nothing moves."""
+    found = [(key, getattr(own.config, key), getattr(theirs.config, key)) for key in _ALIKE]
+    if own.config.replication_type == "GroupLocalQueue":
+        found.append(("initial_owner", own.config.initial_owner, theirs.config.initial_owner))
+        found.append(("group_local_queue_domain, else instance_group", _domain(own), _domain(theirs)))
+    return [f"{key} is {here!r} here, and {there!r} there" for key, here, there in found if here != there]
+
+
+def _domain(context: QueueContext) -> str | None:
+    return context.config.group_local_queue_domain or context.root.config.instance_group
+
+
+class Bridge:
+    """Takes from one peer, for the queues of one root.
+
+    Args:
+        names: the queues; None for all that several roots share.
+    """
+
+    def __init__(self, root: RootContext, peer: Peer, names: Sequence[str] | None) -> None:
+        self._root = root
+        self._peer = peer
+        self._names = names
+        self._queues: dict[str, _Crossing] = {}
+        self._opened = -math.inf
+
+        #: How many messages came, by queue.
+        self.taken: Counter[str] = Counter()
+
+    def run(self, wait: Callable[[float], bool]) -> None:
+        """Take what is wanted until `wait`, which waits so many seconds, says that it is over.
+
+        The log says once of each queue why nothing can be taken.
+        """
+        said: dict[str, str] = {}
+        pause = 0.0
+        while not wait(pause):
+            began = time.thread_time()
+            taken, failed = self._round()
+            now = {what: describe(why) for what, why in failed.items()}
+            for what, why in now.items():
+                if said.get(what) != why:
+                    log.warning("%s: %s", what, why)
+            said = now
+            pause = ASKED
+            if not failed and not any(crossing.is_far for crossing in self._queues.values()):
+                due = min((crossing.due for crossing in self._queues.values()), default=math.inf) - time.monotonic()
+                pause = 0.0 if taken else min(max(RESTS * (time.thread_time() - began), TICK), max(due, TICK), ASKED)
+
+    def once(self, wait: Callable[[float], bool] | None = None) -> None:
+        """Take what is wanted now, as soon as it may be taken, and end; or once `wait` says that it is over.
+
+        What may not be taken within `PATIENCE` is left to the next time.
+
+        Raises:
+            DropqError, OSError: why a queue could not be served; the others were.
+        """
+        errors: dict[str, Exception] = {}
+        until, wait = time.monotonic() + PATIENCE, wait or threading.Event().wait
+        while True:
+            taken, failed = self._round()
+            errors |= failed
+            due = min((crossing.due for crossing in self._queues.values()), default=math.inf)
+            if taken or failed or due > until or wait(TICK):
+                break
+        for error in errors.values():
+            raise error
+
+    def _round(self) -> tuple[int, dict[str, Exception]]:
+        """Serve each queue once; return how many messages came, and why queues could not be served."""
+        failed: dict[str, Exception] = {}
+        if time.monotonic() >= self._opened + OPENED:
+            try:
+                there = shared_queues(self._root, self._names)
+            except (DropqError, OSError) as error:
+                failed["the queues of this root"] = error
+            else:
+                self._opened = time.monotonic()
+                known = self._queues
+                self._queues = {name: known.get(name) or _Crossing(self._root, self._peer, name) for name in there}
+        before = self.taken.total()
+        for name, crossing in self._queues.items():
+            try:
+                self.taken[name] += crossing.round()
+            except (DropqError, OSError) as error:
+                crossing.forget()
+                failed[f"queue {name}, peer {self._peer.name}"] = error
+        return self.taken.total() - before, failed
+
+
+class _Crossing:
+    """Takes from one queue of a peer into the queue of the same name here."""
+
+    def __init__(self, root: RootContext, peer: Peer, name: str) -> None:
+        self._root = root
+        self._peer = peer
+        self._name = name
+        self._own: QueueContext | None = None
+        self._wants: Wants
+        self._own_until = self._theirs_until = self._stamped = self._rows_at = 0.0
+        self._theirs: QueueContext | None = None
+        self._is_slow = False
+        #: Of the last listing at the peer: the messages, in order, and when each was first seen; those that no root
+        #: owns yet; and the folders' times.
+        self._files: list[MessageFile] = []
+        self._unowned: list[MessageFile] = []
+        self._seen: dict[str, float] = {}
+        self._listed: tuple[object, ...] = ()
+        self._list_again = 0.0
+        #: When messages were last chosen of those that were listed.
+        self._chosen_at = 0.0
+        self._shares: dict[str, _Share] = {}
+        self._test: _Test | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the peer lies on a file server, which is not asked many times a second."""
+        return self._is_slow
+
+    @property
+    def due(self) -> float:
+        """When the next of the messages that were listed may be taken, on the monotonic clock; infinity without any."""
+        patience = 0.0 if self._theirs is None else self._theirs.config.transfer_after
+        young = (seen + patience for seen in self._seen.values() if seen + patience > self._chosen_at)
+        return min(young, default=math.inf)
+
+    def forget(self) -> None:
+        """Look at all anew the next time."""
+        self._own = self._theirs = self._test = None
+        self._unowned = []
+        self._files, self._seen, self._listed = [], {}, ()
+
+    def round(self) -> int:
+        """Carry what was given, and take what is wanted; return how many messages came."""
+        own = self._opened()
+        now = time.monotonic()
+        wants = self._wants.now()
+        is_initial = own.config.replication_type == "GroupLocalQueue" and is_owner(own)
+        taken, failed = 0, list[Exception]()
+        if now >= self._rows_at + ROWS:
+            self._rows_at = now
+            taken += self._carry_rows(own, failed)
+        if wants or is_initial:
+            taken += self._take(own, wants, takes_unowned=is_initial)
+        else:
+            self._files, self._unowned, self._seen, self._listed, self._test = [], [], {}, (), None
+        for error in failed:
+            raise error
+        if now >= self._stamped + STAMPED:
+            self._stamped = now
+            with suppress(OSError):  # without rights, health cannot tell that a bridge looks
+                own.storage.renew(f"{own.layout.wanted}/{LOOKED}")
+        return taken
+
+    def _opened(self) -> QueueContext:
+        now = time.monotonic()
+        if self._own is None or now >= self._own_until:
+            self._own, self._own_until = open_queue(self._root, self._name), now + OPENED
+            self._wants = Wants(self._own)
+        return self._own
+
+    def _open_theirs(self, own: QueueContext, *, anew: bool = False) -> QueueContext:
+        """Open the peer's queue, `anew` or now and then, and make sure that both roots mean the same."""
+        now = time.monotonic()
+        if self._theirs is None or anew or now >= self._theirs_until:
+            theirs = open_queue(opened_peer(self._root, self._peer), self._name)
+            if wrong := disagreements(own, theirs):
+                raise ConfigError(f"{theirs.layout.home}: {'; '.join(wrong)}; {_NOTHING}")
+            self._is_slow = reading.on_nfs(theirs.layout.target)
+            self._theirs, self._theirs_until = theirs, now + OPENED
+        return self._theirs
+
+    # -- what was given ------------------------------------------------------------------------------------------
+
+    def _carry_rows(self, own: QueueContext, failed: list[Exception]) -> int:
+        """Carry what this bridge, or another, was given before; a row that cannot be carried stops no other."""
+        theirs = self._open_theirs(own)
+        marks, sent = marks_of(own.layout), 0
+        for row in list(rows(theirs.layout)):
+            if (row.peer, row.queue) == (self._root.config.instance, own.name) and row.mark in marks and _has_any(row):
+                try:
+                    sent += self._carry(row, own, theirs)[0]
+                except (DropqError, OSError) as error:
+                    failed.append(error)
+        return sent
+
+    def _carry(self, row: Row, own: QueueContext, theirs: QueueContext) -> tuple[int, dict[str, str]]:
+        """Carry a row; return how many messages came, and their names here by their names there."""
+        with noting(row, theirs):
+            carrier = replace(carrier_of(row, theirs, own), owned=not is_owner(own))
+            return sum(carrier.run()), carrier.arrived
+
+    # -- what is wanted ------------------------------------------------------------------------------------------
+
+    def _take(self, own: QueueContext, wants: list[Wanted], *, takes_unowned: bool) -> int:
+        """Give to the row for this queue what is wanted here, and carry it."""
+        theirs = self._open_theirs(own)
+        self._list(theirs, with_unowned=takes_unowned)
+        if not self._files and not self._unowned:
+            return 0
+        if not (room := self._room(own)):
+            raise Unavailable(f"queue {own.name} is full: max_unprocessed is {own.config.max_unprocessed}; {_NOTHING}")
+        chosen = list(islice(self._chosen(own, theirs, wants), room))
+        if not chosen:
+            return 0
+        theirs = self._open_theirs(own, anew=True)
+        self._refuse_stopped(own, theirs)
+        row = row_to(theirs, RowDestination(own.root.layout, own.name, own.layout, str(self._root.config.instance)))
+        given = self._give(own, theirs, chosen, row)
+        if not given:
+            return 0
+        log.info("queue %s: %s taken from peer %s", own.name, count_of(len(given)), self._peer.name)
+        sent, arrived = self._carry(row, own, theirs)
+        for name, taker in given.items():
+            if taker in self._shares and name in arrived:
+                self._shares[taker].came.add(arrived[name])
+        return sent
+
+    def _list(self, theirs: QueueContext, *, with_unowned: bool) -> None:
+        """List the peer's waiting messages, where they have changed since they were listed."""
+        states = WAITING if with_unowned else ("target",)
+        folders, began = [theirs.layout.folder(state) for state in states], time.monotonic()
+        if began < self._list_again:
+            return
+        for folder in folders if self._is_slow else ():
+            reading.ask_server(folder)
+        found = tuple(_changed(folder) for folder in folders)
+        if found == self._listed:
+            return
+        self._files = list(view_of(theirs, depth=LISTED).files())
+        self._unowned = list(islice(_unowned(theirs), LISTED)) if with_unowned else []
+        now = time.monotonic()
+        self._test = None  # what it remembers is of the names that were there
+        self._seen = {file.filename: self._seen.get(file.filename, now) for file in self._files}
+        # RACE: a change within the tick of the listing may keep the folder's time; then it is listed once more.
+        is_fresh = any(time.time_ns() - changed < 1_000_000_000 for changed in found)
+        self._listed = () if is_fresh else found
+        self._list_again = now + theirs.timing.listing_share * (now - began)
+
+    def _room(self, own: QueueContext) -> int:
+        """Return for how many messages there is room here."""
+        if (most := own.config.max_unprocessed) is None:
+            return LIST_LENGTH
+        waiting = sum(sum(reading.message_counts(own.layout.folder(state), own.config.ignore)) for state in UNSETTLED)
+        return max(min(most - waiting, LIST_LENGTH), 0)
+
+    def _chosen(
+        self, own: QueueContext, theirs: QueueContext, wants: list[Wanted]
+    ) -> Iterator[tuple[MessageFile, str]]:
+        """Yield the messages to take, in order: what nobody owns yet, and what subscriptions want, each with which."""
+        test = self._test = self._test or _Test(own, theirs)
+        asked = self._asked(own, wants)
+        belongs = belonging_here(theirs)
+        now = self._chosen_at = time.monotonic()
+        before = now - theirs.config.transfer_after
+        is_timed = abs(own.clock.now_ms() - theirs.clock.now_ms()) <= CLOCKS
+
+        def may_move(file: MessageFile) -> bool:
+            name = file.name
+            is_late = bool(name.expiration or name.not_before or own.config.expiration)
+            return is_timed or not is_late
+
+        yield from ((file, "") for file in self._unowned if may_move(file))
+        for file in self._files:
+            if not any(asked.values()):
+                return
+            if self._seen[file.filename] > before or not may_move(file) or has_expired(theirs, file):
+                continue
+            if names.is_temporary(file.name.reply_to or ""):
+                continue  # the answer could not come back: its requester's queue is of its root alone
+            if belongs is not None and not belongs(file):
+                continue
+            if own.config.filter is not None and not test(own.config.filter, file):
+                continue
+            takers = (want for want, left in asked.items() if left and (not want.filter or test(want.filter, file)))
+            if (taker := next(takers, None)) is not None:
+                asked[taker] -= 1
+                yield file, taker.subscription
+
+    def _asked(self, own: QueueContext, wants: list[Wanted]) -> dict[Wanted, int]:
+        """Return how many messages each subscription gets now: its free backlog, doubled when it took all that came."""
+        now, known = time.monotonic(), self._shares
+        here = reading.names_in(own.layout.target) if any(share.came for share in known.values()) else frozenset()
+        self._shares, asked = {}, dict[Wanted, int]()
+        for want in wants:
+            share = known.get(want.subscription)
+            if share is None or now - share.wanted_at > FORGOTTEN:
+                share = _Share(want.room)
+            if share.came and not (left := share.came & here):
+                share.size, share.came = min(2 * share.size, LIST_LENGTH), set()
+            elif share.came:
+                share.came = left
+            share.wanted_at = now
+            self._shares[want.subscription] = share
+            asked[want] = max(share.size - len(share.came), 0)
+        return asked
+
+    def _refuse_stopped(self, own: QueueContext, theirs: QueueContext) -> None:
+        """Refuse to take while one of both queues is paused or write-locked; a peer that is full is helped."""
+        for context, where in ((own, "here"), (theirs, f"in root {self._peer.name}")):
+            if context.paused:
+                raise Unavailable(f"queue {context.name} is paused {where}; {_NOTHING}")
+            if why := SendLimits(context.name, context).refusals().get("write-lock"):
+                raise Unavailable(f"queue {context.name} {where}: {why}; {_NOTHING}")
+
+    def _give(
+        self, own: QueueContext, theirs: QueueContext, chosen: list[tuple[MessageFile, str]], row: Row
+    ) -> dict[str, str]:
+        """Give messages to a row, each by a rename, which another process may win; return who wanted what was given.
+
+        What has no room here for twice its bytes, beside what is given before it, stays.
+        """
+        space, moves, given = os.statvfs(own.layout.base), Moves(theirs), dict[str, str]()
+        free = space.f_bavail * space.f_frsize // 2
+        if space.f_files and space.f_favail < 2 * len(chosen) + SPARE:
+            raise Unavailable(f"{own.layout.base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
+        size, to = 0, f"{self._root.config.instance}/{own.name}"
+        for file, taker in chosen:
+            path = f"{theirs.layout.folder('delayed' if file.name.not_before else 'target')}/{file.filename}"
+            length = reading.readable_size(path)
+            if length is None or size + length > free:
+                continue  # it is gone, no file, closed to this user, or too large
+            size += length
+            name = file.filename if file.plain else replace(file.name.unmarked, via="", copied="")
+            if (gone := moves.give_away(path, name, row.given, to)) is not None:
+                given[gone] = taker
+            if size >= LIST_BYTES:
+                break
+        gone_by = {file.filename for file, _ in chosen}
+        self._files = [file for file in self._files if file.filename not in gone_by]
+        self._unowned = [file for file in self._unowned if file.filename not in gone_by]
+        self._seen = {file.filename: self._seen[file.filename] for file in self._files}
+        if not given and size == 0 and any(reading.readable_size(f"{theirs.layout.target}/{name}") for name in gone_by):
+            raise Unavailable(f"{own.layout.base} has no room for twice what waits in {theirs.layout.home}; {_NOTHING}")
+        return given
+
+
+@dataclass
+class _Share:
+    """What one subscription gets: so many at a time; which of those lie here still; when it wanted something last."""
+
+    size: int
+    came: set[str] = field(default_factory=set)
+    wanted_at: float = 0.0
+
+
+class _Test:
+    """Tests messages of a peer by filters of consumers here; what does not match is not read again."""
+
+    def __init__(self, own: QueueContext, theirs: QueueContext) -> None:
+        self._own = own
+        self._theirs = theirs
+        self._ask: dict[str, Callable[[MessageFile], bool | None]] = {}
+        self._no: dict[str, set[tuple[str, int]]] = {}
+
+    def __call__(self, filter: str, file: MessageFile) -> bool:
+        no, key = self._no.setdefault(filter, set()), (file.filename, file.arrival)
+        if key in no:
+            return False
+        if filter not in self._ask:
+            self._ask[filter] = self._asking(filter)
+        answer = self._ask[filter](file)
+        if answer is False:
+            no.add(key)
+        return answer is True
+
+    def _asking(self, filter: str) -> Callable[[MessageFile], bool | None]:
+        """Return a test; one that cannot be used, or whose result changes with time, never says a lasting no."""
+        try:
+            ask = deciding(filter, self._theirs, "target", self._own)
+            changes = compile_filter(filter).changes
+        except DropqError as error:
+            log.warning("queue %s: nothing is taken for the filter %r: %s", self._own.name, filter, error)
+            return lambda file: None
+        return (lambda file: ask(file) or None) if changes else ask
+
+
+def _has_any(row: Row) -> bool:
+    return any(True for _ in reading.entries(row.given))
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _unowned(context: QueueContext) -> Iterator[MessageFile]:
+    """Yield the waiting messages of a queue that no root owns yet, which have settled; delayed ones, too."""
+    for state in WAITING:
+        for files in reading.message_names(context.layout.folder(state), context.config.ignore):
+            for name in files:
+                if not names.may_be_owned(name):
+                    file = context.sidecars.file(name, context.layout.folder(state))
+                    if state != "target" or not context.settling.settles_at(file):
+                        yield file
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def recall(root: RootContext, peer: Peer, names: Sequence[str] | None) -> int:
+    """Bring back what is on its way between this root and a peer; return how many messages came back.
+
+    The newest list is settled first, for which the peer must answer.
+
+    Raises:
+        Unavailable, ConfigError: as of `opened_peer`.
+    """
+    back = 0
+    there: RootContext | None = None
+    for name in names or queue_names(root):
+        own = open_queue(root, name)
+        for row in [row for row in rows(own.layout) if row.peer == peer.name and _has_any(row)]:
+            there = there or opened_peer(root, peer)
+            back += _recall_row(row, own, open_queue(there, name))
+    try:
+        there = there or opened_peer(root, peer)
+    except Unavailable as error:
+        log.warning("what peer %s gave to this root stays on its way: %s", peer.name, error)
+        return back
+    for name in shared_queues(root, names):
+        own, theirs = open_queue(root, name), open_queue(there, name)
+        for row in [row for row in rows(theirs.layout) if row.peer == root.config.instance and _has_any(row)]:
+            back += _recall_row(row, theirs, own)
+    return back
+
+
+def _recall_row(row: Row, source: QueueContext, destination: QueueContext) -> int:
+    before = sum(1 for _ in reading.entries(row.given))
+    with noting(row, source):
+        carrier = replace(carrier_of(row, source, destination), owned=not is_owner(destination), recalls=True)
+        sent = sum(carrier.run())
+    return before - sent
+
+
+def end_rows(root: RootContext, peer: str, names: Sequence[str] | None) -> int:
+    """Bring back what is on its way to a peer that does not answer; return how many messages came back.
+
+    Each row to it becomes ROW.ended, which stays. What the peer has got already, or gets at this instant, comes twice.
+    """
+    back = 0
+    for name in names or queue_names(root):
+        own = open_queue(root, name)
+        for row in list(rows(own.layout)):
+            if row.peer == peer:
+                with own.error_context("what was given stays where it is"):
+                    own.storage.move_folder(row.folder, f"{row.folder}{ENDED}")
+                    own.storage.sync(own.layout.transfers)
+        back += sum(_empty_ended(own, peer))
+    return back
+
+
+def _empty_ended(own: QueueContext, peer: str) -> Iterator[bool]:
+    """Move back what lies in rows to a peer that were ended; yield of each message whether this process moved it."""
+    for folder in sorted(reading.names_in(own.layout.transfers)):
+        if not (folder.endswith(ENDED) and is_row(folder.removesuffix(ENDED))):
+            continue
+        try:
+            row = read_row(f"{own.layout.transfers}/{folder}")
+        except (OSError, ValueError) as error:
+            log.warning("%s/%s is passed over: %s", own.layout.transfers, folder, error)
+            continue
+        for given in sorted(reading.names_in(row.given)) if row.peer == peer else ():
+            if (file := own_name_of(given)) is not None:
+                name = own.sidecars.parse(file)
+                name = replace(name, delivery_count=name.delivery_count + 1)  # as redelivered
+                yield into_target(own, f"{row.given}/{given}", name) is not None
