@@ -4,7 +4,8 @@ Orders are dropped by a shell script, checked and added up by a Spark stream, an
 added up by a Spark job and booked likewise. Selectors send some orders on by region, and a dead letter is brought back.
 The last day's sales are published on a topic with two subscriptions. A log that Spark sends as one message of many rows
 is settled row by row. Filters make entries of that log, over four queues: three handlers in Python, and three commands
-beside them. Clients of PZQ send and receive over ZeroMQ.
+beside them. What a shop sends in a root of its own comes to a consumer here. Clients of PZQ send and receive over
+ZeroMQ.
 
     python examples/demo.py [--keep DIR]
 
@@ -82,6 +83,7 @@ class Demo:
         self.tell()
         self.log()
         self.filter()
+        self.join()
         self.serve()
         return self.account()
 
@@ -242,6 +244,20 @@ done""",
             self.run(f"{command} && sha256sum root/{to}/target/* | tee -a ledger >> ledger", shown=[command])
         self.run("cat root/entries/target/* | tail -n 2")
 
+    def join(self) -> None:
+        """Take what was sent in another root."""
+        say(
+            "A shop has a root of its own, and both name each other. What it sends waits there, until a consumer here "
+            "wants it: then a bridge brings it."
+        )
+        self.run(f"dropq --root shop init shop && {JOIN}", shown=[JOIN], quiet=True)
+        send = "for n in 1 2 3; do echo parcel $n | dropq --root shop send parcels -q; done"
+        self.run(f"{send} && sha256sum shop/parcels/target/* >> ledger", shown=[send])
+        take = "for n in 1 2 3; do dropq receive parcels --wait 1m --lease 1m | cut -f 2 | dropq ack parcels -; done"
+        bridge = "dropq bridge > bridge.log 2>&1 &"
+        self.run(f"{bridge}\n{take}; s=$?; kill $!; wait $!; exit $s", shown=[bridge, take], quiet=True)
+        self.run("dropq --root shop ls && dropq ls parcels")
+
     def serve(self) -> None:
         """Let programs that know ZeroMQ alone send a message, and receive it."""
         say("Programs that speak PZQ's protocol over ZeroMQ, and know of no folder, send a message and receive it.")
@@ -350,6 +366,10 @@ DROP_SHIPPING = """(cd root/shipping; n=1100; for region in eu eu eu us uk; do n
 done)"""
 #: Ships what waits for both regions.
 SHIP = "dropq work eu us --until-empty -- cat"
+#: Lets two roots name each other, and share a queue.
+JOIN = r"""printf 'instance = "shop"\n[[peer]]\nname = "hall"\nroot = "%s/root"\n' "$PWD" >> shop/dropq.toml
+printf 'instance = "hall"\n%s\n[[peer]]\nname = "shop"\nroot = "%s/shop"\n' "$(cat root/dropq.toml)" "$PWD" > dropq.toml
+mv dropq.toml root && for root in root shop; do dropq --root $root create parcels --set replication_type=Queue; done"""
 #: Serves a queue over ZeroMQ.
 SERVE = "dropq serve pzq --zmq --receive ipc://sockets/1 --send ipc://sockets/2 --monitor ipc://sockets/3"
 #: Seconds in which the stream deals with a few orders, its start included.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check the models beside this script with spin, and see that each one that is broken on purpose fails.
 #
-#     check.sh [claims] [jobs] [commit] [credits] [records] [reassembly]        all of them when none is named
+#     check.sh [claims] [jobs] [commit] [credits] [records] [reassembly] [roots]        all of them when none is named
 #
 # Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
 set -eu
@@ -67,7 +67,7 @@ judge() {
     fi
 }
 
-for model in ${*:-claims jobs commit credits records reassembly}; do
+for model in ${*:-claims jobs commit credits records reassembly roots}; do
     case $model in
     claims)
         check holds "claims" claims
@@ -118,8 +118,25 @@ for model in ${*:-claims jobs commit credits records reassembly}; do
         check violated "reassembly, BY_MARK" reassembly -DBY_MARK
         check violated "reassembly, MARKS_TOO" reassembly -DTWO_SWEEPS -DMARKS_TOO
         ;;
+    roots)
+        check holds "roots" roots
+        check holds "roots, FIVE_LISTS" roots -DFIVE_LISTS
+        check holds "roots, TWO_MESSAGES" roots -DTWO_MESSAGES
+        check holds "roots, PROXIED" roots -DPROXIED
+        [ -n "${QUICK:-}" ] || check holds "roots, PROXIED, TWO_MESSAGES" roots -DPROXIED -DTWO_MESSAGES # half a minute
+        check holds "roots, RESTORED" roots -DRESTORED
+        check holds "roots, RESTORED, PROXIED" roots -DRESTORED -DPROXIED
+        check violated "roots, READ_ONCE" roots -DREAD_ONCE
+        check violated "roots, RENAME_THEN_LOOK" roots -DRENAME_THEN_LOOK
+        check violated "roots, BACK_TOO_SOON" roots -DBACK_TOO_SOON
+        check violated "roots, OLD_NAME" roots -DOLD_NAME
+        check violated "roots, NEWEST_GOES" roots -DNEWEST_GOES
+        check violated "roots, CHECK_LATE" roots -DRESTORED -DCHECK_LATE
+        check violated "roots, RECALL_UNCHECKED" roots -DRESTORED -DRECALL_UNCHECKED
+        check violated "roots, LOOK_ONCE" roots -DPROXIED -DLOOK_ONCE
+        ;;
     *)
-        echo "$model is no model: claims, jobs, commit, credits, records or reassembly" >&2
+        echo "$model is no model: claims, jobs, commit, credits, records, reassembly or roots" >&2
         exit 64
         ;;
     esac

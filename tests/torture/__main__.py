@@ -28,6 +28,7 @@ PARTS = (
     "topics",
     "graph",
     "carrier",
+    "roots",
     "records",
     "outputs",
     "log",

@@ -22,7 +22,7 @@ from dropq import Message, Queue, Root
 from dropq.queue.message import ack_all
 from dropq.staging.jobs import Job
 from dropq.storage import files as storage_files
-from torture import graph_powercut, output_powercut, record_powercut, topic_powercut
+from torture import graph_powercut, output_powercut, record_powercut, root_powercut, topic_powercut
 from torture.account import Found, Location, body, found_in, in_short, judge, look, name_of, plainly
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
@@ -40,8 +40,9 @@ CUTS = {
 }
 #: Other file systems than ext4, each with the options by which it commits nothing by itself.
 OTHERS = {"xfs": "noatime", "btrfs": "noatime,commit=3600"}
-#: How many cuts come while a guest publishes to a topic, settles records, and sends with its acks, on each file system.
-TOPIC_CUTS = RECORD_CUTS = OUTPUT_CUTS = 8
+#: How many cuts come on each file system while a guest publishes to a topic, settles records, sends with its acks, and
+#: takes from another root.
+TOPIC_CUTS = RECORD_CUTS = OUTPUT_CUTS = ROOT_CUTS = 8
 #: How many lines the guest says before its power is cut, at the most; and before it makes the last calls.
 LINES, CALLS = 1200, 60
 #: How many messages wait where they are only settled, in each queue.
@@ -74,6 +75,8 @@ def run(options: Options) -> Iterator[Row]:
         yield record_powercut.row(options, system, mount, RECORD_CUTS if options.long else 1, rng)
     for system, mount in systems.items():
         yield output_powercut.row(options, system, mount, OUTPUT_CUTS if options.long else 1, rng)
+    for system, mount in systems.items():
+        yield root_powercut.row(options, system, mount, ROOT_CUTS if options.long else 1, rng)
     for system, mount in systems.items():
         yield graph_powercut.row(options, system, mount, rng)
 

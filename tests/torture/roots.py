@@ -1,0 +1,194 @@
+"""Three roots share a queue: publishers, scripts, consumers, bridges and sweeps are killed at random; a root is away.
+
+In the end bridges and consumers of each root work off what is left. Each message that was sent was consumed once, in
+one root; nothing is on its way, and fsck finds nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from forks import fork
+from helpers import AT_ONCE, other_file_system, timed, until
+
+from dropq import DropqError, Queue, Root
+from dropq.carrier.bridge import Bridge
+from torture.account import body, name_of
+from torture.cases import open_findings
+from torture.crowd import Crowd, send_by_hand
+from torture.table import Options, Row
+
+#: Seconds of the storm; and for which one of the roots is away, at its middle.
+LONG, SHORT = 180.0, 6.0
+AWAY = 10.0
+ROOTS = ("a", "b", "c")
+ROLES = (
+    *(f"{role} {root}" for root in ROOTS for role in ("producer", "consumer", "bridge", "bridge", "sweep")),
+    *("script a", "script b"),
+)
+#: Seconds between two messages of a producer.
+PAUSE = 0.004
+QUEUE: dict[str, Any] = {"durability": "none", "redelivery_delay": 0, "transfer_after": 0.1}
+#: The queues: of one any root has what lies there, of the other root a has it first.
+KINDS: dict[str, dict[str, Any]] = {
+    "Queue": {"replication_type": "Queue"},
+    "GroupLocalQueue": {"replication_type": "GroupLocalQueue", "initial_owner": "a"},
+}
+
+
+def run(options: Options) -> Iterable[Row]:
+    """Return a row for each kind of queue; one of the roots lies on another file system where there is one."""
+    elsewhere = other_file_system(options.folder)
+    for number, kind in enumerate(KINDS):
+        folder = options.folder / kind
+        folder.mkdir()
+        if elsewhere is None:
+            yield storm(kind, folder, folder / "b", options.seed + number, LONG if options.long else SHORT)
+            continue
+        with tempfile.TemporaryDirectory(dir=elsewhere) as far:
+            yield storm(kind, folder, Path(far) / "b", options.seed + number, LONG if options.long else SHORT)
+
+
+def storm(kind: str, folder: Path, far: Path, seed: int, seconds: float) -> Row:
+    """Rage twice, with a root away in between; work off what is left, and hold it against what was sent."""
+    row = Row(f"storm of three roots: {kind}")
+    crowd = Crowd(folder, seed, ROLES, play)
+    paths = {"a": folder / "a", "b": far, "c": folder / "c"}
+    for name, path in paths.items():
+        _make(name, path, paths, KINDS[kind])
+        (folder / f"of-{name}").symlink_to(path)
+    crowd.rage(seconds / 2)
+    away = paths["c"].with_name("away")
+    paths["c"].rename(away)
+    crowd.rage(min(AWAY, seconds / 2))
+    away.rename(paths["c"])
+    crowd.rage(seconds / 2)
+    row.kills = crowd.kills
+    row.wrong += [line for line in crowd.wrong if not line.startswith("script")]  # which end when their root is away
+    queues = {name: timed(Root(path), AT_ONCE).queue("q") for name, path in paths.items()}
+    _work_off(queues)
+    _judge(row, crowd, queues)
+    return row
+
+
+def _make(name: str, path: Path, paths: dict[str, Path], kind: dict[str, Any]) -> None:
+    path.mkdir(parents=True)
+    peers = "".join(f'[[peer]]\nname = "{each}"\nroot = "{where}"\n' for each, where in paths.items() if each != name)
+    (path / "dropq.toml").write_text(f'format = 1\ninstance = "{name}"\n{peers}')
+    Root(path).create_queue("q", **QUEUE, **kind)
+
+
+def play(role: str, name: str, folder: Path, seed: str) -> None:
+    """Play a part until killed; a part whose root is away waits for it."""
+    part, where = role.split()
+    chance, path = random.Random(seed), (folder / f"of-{where}").resolve()
+    log = folder / "notes" / f"{name}.log"
+    if part == "script":
+        send_by_hand(str(path / "q"), name, folder, log)
+    while True:
+        try:
+            _act(part, path, name, log, chance)
+        except (DropqError, OSError):
+            until(path.joinpath("q", "target").exists, "the root")
+
+
+def _act(part: str, path: Path, name: str, log: Path, chance: random.Random) -> None:
+    root = Root(path)
+    queue = root.queue("q")
+    if part == "bridge":
+        peer = chance.choice(root.context.config.peer)
+        Bridge(root.context, peer, None).run(lambda seconds: until_killed(seconds, chance))
+    while part == "sweep":
+        queue.sweep()
+        until_killed(0.05, chance)
+    serial = 0
+    with open(log, "a", buffering=1) as notes:
+        while part == "producer":
+            serial += 1
+            message = f"{name}-{os.getpid()}-{serial}"
+            print(f"try {message}", file=notes)
+            queue.send(body(message, chance.choice((0, 300, 20_000))), message_id=message)
+            print(f"sent {message}", file=notes)
+            until_killed(PAUSE, chance)
+    with queue.subscribe(max_backlog=chance.choice((1, 10, None))) as subscription:
+        while True:
+            message_or_none = subscription.receive(None)
+            if message_or_none is None:
+                return
+            if chance.random() < 0.05:
+                message_or_none.nack()
+            else:
+                message_or_none.ack()
+
+
+def until_killed(seconds: float, chance: random.Random) -> bool:
+    """Wait for so long, or less; return that it is not over."""
+    time.sleep(seconds * chance.random())
+    return False
+
+
+def _work_off(queues: dict[str, Queue]) -> None:
+    """Let consumers and bridges of each root work until nothing is left."""
+    children = [
+        fork(lambda queue=queue, part=part: _finish(part, queue), longest=0)  # type: ignore[misc]
+        for queue in queues.values()
+        for part in ("consumer", "bridge")
+    ]
+
+    def is_done() -> bool:
+        for queue in queues.values():
+            queue.sweep()
+        return not any(
+            sum(queue.counts()[state] for state in ("target", "delayed", "processing")) + len(queue.in_transit())
+            for queue in queues.values()
+        )
+
+    try:
+        until(is_done, "all that was sent to be consumed", timeout=1800)
+    finally:
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    for queue in queues.values():
+        queue.sweep()
+
+
+def _finish(part: str, queue: Queue) -> None:
+    root, chance = Root(queue.root.path), random.Random(1)
+    if part == "consumer":
+        with root.queue("q").subscribe(max_backlog=None) as subscription:
+            while True:
+                for message in subscription.receive_many(100, timeout=None):
+                    message.ack()
+    bridges = [Bridge(root.context, peer, None) for peer in root.context.config.peer]
+    while True:
+        for bridge in bridges:
+            bridge.once()
+        until_killed(0.05, chance)
+
+
+def _judge(row: Row, crowd: Crowd, queues: dict[str, Queue]) -> None:
+    """Hold what was consumed against what was sent."""
+    found = Counter[str]()
+    for name, queue in queues.items():
+        for message in queue.browse("processed"):
+            if (said := name_of(message.body)) is None:
+                row.wrong.append(f"the body of {message.id} in {name} is not whole")
+            found[str(said)] += 1
+        for state in ("error", "expired"):
+            row.wrong += [f"{message.id} lies in {state}/ of {name}" for message in queue.browse(state)]
+        row.wrong += [f"{name}: {finding}" for finding in open_findings(queue.root)]
+    sent, tried = crowd.noted("sent"), crowd.noted("try")
+    row.cases = sum(found.values())
+    row.lost = len([message for message in sent if not found[message]])
+    row.doubled = len([message for message, count in found.items() if count > 1])
+    row.wrong += [f"{message} was never sent" for message in found if message not in tried]
+    if not sent:
+        row.wrong.append("nothing was sent")
