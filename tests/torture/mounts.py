@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,6 +101,14 @@ class Mounted:
         """Kill its process: whatever is asked of the mount fails from now on, until it is mounted again."""
         self._daemon.kill()
         self._daemon.wait(10)
+
+    def stop(self) -> None:
+        """Let whatever is asked of the mount wait from now on, until it goes on."""
+        self._daemon.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it answer again."""
+        self._daemon.send_signal(signal.SIGCONT)
 
     def unmount(self) -> None:
         """Take it away, also where its process died, or somebody has a file open."""

@@ -1,17 +1,19 @@
 """Three roots share a queue: publishers, scripts, consumers, bridges and sweeps are killed at random; a root is away.
 
 In the end bridges and consumers of each root work off what is left. Each message that was sent was consumed once, in
-one root; nothing is on its way, and fsck finds nothing.
+one root; nothing is on its way, and fsck finds nothing. Then the mount of a peer hangs, and keeps nobody else waiting.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from dropq.carrier.bridge import Bridge
 from torture.account import body, name_of
 from torture.cases import open_findings
 from torture.crowd import Crowd, send_by_hand
-from torture.table import Options, Row
+from torture.mounts import Mounted, mounted, passthrough
+from torture.table import NotRun, Options, Row
 
 #: Seconds of the storm; and for which one of the roots is away, at its middle.
 LONG, SHORT = 180.0, 6.0
@@ -36,6 +39,8 @@ ROLES = (
 #: Seconds between two messages of a producer.
 PAUSE = 0.004
 QUEUE: dict[str, Any] = {"durability": "none", "redelivery_delay": 0, "transfer_after": 0.1}
+#: How many rounds a peer hangs, and for how many seconds the doctor looks at most.
+HANGS, LONGEST = 60, 20.0
 #: The queues: of one any root has what lies there, of the other root a has it first.
 KINDS: dict[str, dict[str, Any]] = {
     "Queue": {"replication_type": "Queue"},
@@ -54,6 +59,8 @@ def run(options: Options) -> Iterable[Row]:
             continue
         with tempfile.TemporaryDirectory(dir=elsewhere) as far:
             yield storm(kind, folder, Path(far) / "b", options.seed + number, LONG if options.long else SHORT)
+    if options.long:
+        yield hung(options.folder / "hung", HANGS)
 
 
 def storm(kind: str, folder: Path, far: Path, seed: int, seconds: float) -> Row:
@@ -76,6 +83,62 @@ def storm(kind: str, folder: Path, far: Path, seed: int, seconds: float) -> Row:
     _work_off(queues)
     _judge(row, crowd, queues)
     return row
+
+
+def hung(folder: Path, rounds: int) -> Row:
+    """Stop the FUSE file system that a peer lies on, let all else go on for some rounds, and let it answer again.
+
+    A round sends here and at another peer, whose message a bridge brings; it receives, sweeps, counts, asks `health`.
+    """
+    row = Row("a peer whose mount hangs")
+    folder.mkdir()
+    try:
+        with mounted(passthrough("links", "local-locks", "modes", "replaces"), folder / "mount") as peer:
+            paths = {"a": peer.path / "a", "b": folder / "b", "c": folder / "c"}
+            for name, path in paths.items():
+                _make(name, path, paths, KINDS["Queue"])
+            row.wrong += _hung(paths, peer, rounds, row)
+    except NotRun as reason:
+        row.not_run = str(reason)
+    return row
+
+
+def _hung(paths: dict[str, Path], peer: Mounted, rounds: int, row: Row) -> Iterator[str]:
+    a, b, c = (Root(path).queue("q") for path in paths.values())
+    command = [sys.executable, "-m", "dropq", "--root", str(paths["b"]), "bridge"]
+    with b.subscribe(max_backlog=None) as subscription, subprocess.Popen(command) as bridge:
+
+        def come(*sent: str) -> None:
+            found = Counter[str]()
+            while found != Counter(sent):
+                message = subscription.receive(None)
+                assert message is not None
+                found[str(name_of(message.body))] += 1
+                message.ack()
+                row.cases += 1
+
+        try:
+            for queue, name in ((a, "a"), (c, "c")):
+                queue.send(body(name))
+            come("a", "c")
+            a.send(body("later"))
+            peer.stop()
+            for number in range(rounds):
+                b.send(body(f"b{number}"))
+                c.send(body(f"c{number}"))
+                come(f"b{number}", f"c{number}")
+                b.sweep()
+                b.counts()
+                b.health()
+            began = time.monotonic()
+            found = {each.kind for each in b.root.doctor() if each.kind.startswith("peer")}
+            if found != {"peer", "peer-away"} or time.monotonic() - began > LONGEST:
+                yield f"the doctor says {found} after {time.monotonic() - began:.0f} s"
+            peer.go_on()
+            come("later")
+        finally:
+            peer.go_on()
+            bridge.terminate()
 
 
 def _make(name: str, path: Path, paths: dict[str, Path], kind: dict[str, Any]) -> None:

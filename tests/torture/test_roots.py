@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from torture import roots
 from torture.table import Options
+
+
+def test_a_peer_whose_mount_hangs_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    row = roots.hung(tmp_path / "hung", rounds=2)
+    if row.not_run:
+        pytest.skip(row.not_run)
+    assert row.wrong == [] and row.cases == 7
 
 
 def test_three_roots_in_a_storm_lose_and_double_nothing(tmp_path: Path) -> None:
