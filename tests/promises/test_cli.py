@@ -192,8 +192,8 @@ def test_the_manual_has_every_command_in_a_table_and_in_an_example() -> None:
     examples = "\n".join(re.findall(r"^```sh\n(.*?)^```", manual, re.MULTILINE | re.DOTALL))
     for name in commands():
         assert re.search(rf"`{name}[` ]", rows), name
-        # `serve` needs an extra, and its own paper has its examples.
-        assert name == "serve" or re.search(rf"\bdropq (--json )?{name}\b", examples), name
+        # `serve` needs an extra, and `bridge` another root; their own papers have their examples.
+        assert name in ("serve", "bridge") or re.search(rf"\bdropq (--json )?{name}\b", examples), name
 
 
 def test_the_manual_names_only_options_that_a_command_has() -> None:
@@ -455,7 +455,7 @@ def test_import_makes_the_queues_of_amps_and_says_what_it_leaves_out(run: Run, r
         {
             "queue": "jobs",
             "path": paths["jobs"],
-            "settings": {"lease_period": "30s"},
+            "settings": {"lease_period": "30s", "replication_type": "Queue"},
             "left_out": {"Filters": "dropq has no such key; the nearest is filter"},
         },
         {"queue": "mail", "path": paths["mail"], "settings": {"message_type": "text"}, "left_out": {}},
@@ -464,7 +464,7 @@ def test_import_makes_the_queues_of_amps_and_says_what_it_leaves_out(run: Run, r
     done = run("config", "import", str(file))
     assert (done.code, done.rows) == (0, [[*each] for each in paths.items()])
     assert done.err.splitlines() == [
-        "jobs: AMPS shares a QueueDefinition among servers; here it is a queue of this root alone",
+        "jobs: roots that name each other share it, and dropq.toml has no [[peer]]",
         "jobs: Filters is left out: dropq has no such key; the nearest is filter",
         "created=2",
     ]

@@ -28,7 +28,7 @@ from dropq import DropqError, LeaseLost, Message, Out, Queue, Root, Subscription
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage import reading
-from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_spark
+from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_roots, nfs_spark
 from torture.account import Found, body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -60,6 +60,7 @@ def run(options: Options) -> Iterator[Row]:
         disk = make_disk(folder / "disk")
         with Guest(folder / "guest", [disk], "torture.nfs:inside", nfs=True, version=version) as guest:
             yield from (Row(**row) for row in guest.result(AT_MOST))
+        yield nfs_roots.storm(folder, version, options.seed)
         if version != "v3 nolock":
             yield calls(folder, version)
     for version in ("v3", "v4.2"):
