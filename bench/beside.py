@@ -40,12 +40,26 @@ class RawCalls:
     def rename(self, source: str, destination: str) -> None:
         """Rename a file to another folder."""
         os.rename(source, destination)
-        for path in (destination, source) if self._syncs else ():
-            fd = os.open(os.path.dirname(path), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        if self._syncs:
+            synced(os.path.dirname(destination), os.path.dirname(source))
+
+
+def synced(*paths: str) -> None:
+    """Sync files and folders."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def emptied(folder: str) -> int:
+    """Remove the files of a folder; return how many there were."""
+    names = os.listdir(folder)
+    for name in names:
+        os.unlink(f"{folder}/{name}")
+    return len(names)
 
 
 def compared(raw: list[float], ours: list[float]) -> dict[str, object]:

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from beside import RawCalls, print_rows
+from beside import RawCalls, emptied, print_rows, synced
 
 import dropq
 from bench import scratch
@@ -60,7 +60,7 @@ class Raw(RawCalls):
     """The raw loop of system calls; one thread does it all."""
 
     def __init__(self, folder: str, case: Case) -> None:
-        self._full = case.durability == "full"
+        self._sync = synced if case.durability == "full" else lambda *paths: None
         super().__init__(syncs=False)
         self._homes = [f"{folder}/raw/{name}" for name in ("in", "out")]
         for home in self._homes:
@@ -90,14 +90,6 @@ class Raw(RawCalls):
             self._sync(f"{to}/target", folder)
             os.rename(f"{folder}/whole", f"{source}/processed/{file}")
             os.rmdir(folder)
-
-    def _sync(self, *paths: str) -> None:
-        for path in paths if self._full else ():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     def clear(self, count: int) -> int:
         """Remove what a round left; return how many messages are not where they should be."""
@@ -151,14 +143,6 @@ class Ours:
             abs(count - emptied(f"{queue.layout.base}/{state}"))
             for queue, state in ((self._source, "processed"), (self._to, "target"))
         )
-
-
-def emptied(folder: str) -> int:
-    """Remove the files of a folder; return how many there were."""
-    names = os.listdir(folder)
-    for name in names:
-        os.unlink(f"{folder}/{name}")
-    return len(names)
 
 
 def row(case: Case, base: str, rounds: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from beside import RawCalls, print_rows
+from beside import RawCalls, emptied, print_rows, synced
 
 import dropq
 from bench import scratch
@@ -59,7 +59,7 @@ class Raw(RawCalls):
 
     def __init__(self, folder: str, case: Case) -> None:
         super().__init__(syncs=False)
-        self._full = case.durability == "full"
+        self._sync = synced if case.durability == "full" else lambda *paths: None
         self._here, self._row, self._there, self._working = (
             f"{folder}/raw/{name}" for name in ("a/target", "a/row", "b/target", "b/working")
         )
@@ -91,14 +91,6 @@ class Raw(RawCalls):
         os.rmdir(f"{job}.done")
         for file in files:
             os.unlink(f"{self._row}/{file}")
-
-    def _sync(self, *paths: str) -> None:
-        for path in paths if self._full else ():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     def clear(self) -> int:
         """Remove what a round left; return how many messages there were."""
@@ -144,14 +136,6 @@ class Ours:
     def clear(self) -> int:
         """Remove what a round left; return how many messages there were."""
         return emptied(self.queues[1].layout.target)
-
-
-def emptied(folder: str) -> int:
-    """Remove the files of a folder; return how many there were."""
-    names = os.listdir(folder)
-    for name in names:
-        os.unlink(f"{folder}/{name}")
-    return len(names)
 
 
 def row(case: Case, base: str, rounds: int) -> dict[str, object]:

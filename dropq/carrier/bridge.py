@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -23,7 +23,7 @@ from itertools import islice
 from dropq.carrier.carriers import carrier_of, noting
 from dropq.carrier.lists import LIST_BYTES, LIST_LENGTH
 from dropq.config.schema import Peer
-from dropq.errors import ConfigError, DropqError, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
 from dropq.filters import compile_filter
 from dropq.format import names
 from dropq.format.layout import UNSETTLED, WAITING
@@ -34,13 +34,14 @@ from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.giving import row_to
 from dropq.lifecycle.moving import Moves
+from dropq.lifecycle.naming import LARGEST
 from dropq.lifecycle.open_queue import open_queue, open_root, queue_names
 from dropq.lifecycle.sending import into_target
 from dropq.lifecycle.transfers import Row, RowDestination, marks_of, read_row, rows
 from dropq.policies.build import view_of
 from dropq.policies.matching import deciding
 from dropq.policies.send_limits import SendLimits
-from dropq.policies.wanted import LOOKED, Wanted, Wants, belonging_here, is_owner
+from dropq.policies.wanted import LOOKED, Wanted, Wants, belonging_here, is_owned, is_owner
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
@@ -64,29 +65,46 @@ CLOCKS = 60_000
 _ALIKE = ("replication_type", "message_type", "semantics", "expiration", "expiration_model")
 #: What becomes of messages where a peer is refused.
 _NOTHING = "nothing was taken"
+#: What tells a message from others at a peer: its file name, and when a foreign file came there.
+_Key = tuple[str, int]
 
 
-def shared_queues(root: RootContext, wanted_names: Sequence[str] | None = None) -> list[str]:
-    """Return the names of the queues that several roots share; of those that are named, if some are.
+def shared_queues(
+    root: RootContext, wanted_names: Sequence[str] | None = None, warned: dict[str, str] | None = None
+) -> list[QueueContext]:
+    """Open the queues that several roots share; of those that are named, if some are.
+
+    Args:
+        warned: why queues were passed over before, by name: the log says it once.
 
     Raises:
         ConfigError: a queue that is named is a LocalQueue, or the configuration of one cannot be used.
         NoSuchQueue: there is no such queue.
     """
     found = []
+    for context in _opened_queues(root, wanted_names, {} if warned is None else warned):
+        if context.config.replication_type != "LocalQueue":
+            found.append(context)
+        elif wanted_names:
+            raise ConfigError(
+                f"queue {context.name} is a LocalQueue, which stays in its root: replication_type says otherwise"
+            )
+    return found
+
+
+def _opened_queues(
+    root: RootContext, wanted_names: Sequence[str] | None, warned: dict[str, str]
+) -> Iterator[QueueContext]:
+    """Open the queues that are named, or else all that can be opened: one that cannot stops no other."""
     for name in wanted_names or queue_names(root):
         try:
-            kind = open_queue(root, name).config.replication_type
+            yield open_queue(root, name)
         except (DropqError, OSError) as error:
             if wanted_names:
                 raise
-            log.warning("queue %s is passed over: %s", name, describe(error))
-            continue
-        if kind != "LocalQueue":
-            found.append(name)
-        elif wanted_names:
-            raise ConfigError(f"queue {name} is a LocalQueue, which stays in its root: replication_type says otherwise")
-    return found
+            if warned.get(name) != (why := describe(error)):
+                warned[name] = why
+                log.warning("queue %s is passed over: %s", name, why)
 
 
 def opened_peer(root: RootContext, peer: Peer) -> RootContext:
@@ -142,6 +160,7 @@ class Bridge:
         self._names = names
         self._queues: dict[str, _Crossing] = {}
         self._opened = -math.inf
+        self._passed_over: dict[str, str] = {}
 
         #: How many messages came, by queue.
         self.taken: Counter[str] = Counter()
@@ -190,7 +209,7 @@ class Bridge:
         failed: dict[str, Exception] = {}
         if time.monotonic() >= self._opened + OPENED:
             try:
-                there = shared_queues(self._root, self._names)
+                there = [context.name for context in shared_queues(self._root, self._names, self._passed_over)]
             except (DropqError, OSError) as error:
                 failed["the queues of this root"] = error
             else:
@@ -218,23 +237,19 @@ class _Crossing:
         self._wants: Wants
         self._own_until = self._theirs_until = self._stamped = self._rows_at = 0.0
         self._theirs: QueueContext | None = None
-        self._is_slow = False
+        #: Whether the peer lies on a file server, which is not asked many times a second.
+        self.is_far = False
         #: Of the last listing at the peer: the messages, in order, and when each was first seen; those that no root
         #: owns yet; and the folders' times.
         self._files: list[MessageFile] = []
         self._unowned: list[MessageFile] = []
-        self._seen: dict[str, float] = {}
+        self._seen: dict[_Key, float] = {}
         self._listed: tuple[object, ...] = ()
         self._list_again = 0.0
         #: When messages were last chosen of those that were listed.
         self._chosen_at = 0.0
         self._shares: dict[str, _Share] = {}
         self._test: _Test | None = None
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the peer lies on a file server, which is not asked many times a second."""
-        return self._is_slow
 
     @property
     def due(self) -> float:
@@ -285,7 +300,7 @@ class _Crossing:
             theirs = open_queue(opened_peer(self._root, self._peer), self._name)
             if wrong := disagreements(own, theirs):
                 raise ConfigError(f"{theirs.layout.home}: {'; '.join(wrong)}; {_NOTHING}")
-            self._is_slow = reading.on_nfs(theirs.layout.target)
+            self.is_far = reading.on_nfs(theirs.layout.target)
             self._theirs, self._theirs_until = theirs, now + OPENED
         return self._theirs
 
@@ -341,7 +356,7 @@ class _Crossing:
         folders, began = [theirs.layout.folder(state) for state in states], time.monotonic()
         if began < self._list_again:
             return
-        for folder in folders if self._is_slow else ():
+        for folder in folders if self.is_far else ():
             reading.ask_server(folder)
         found = tuple(_changed(folder) for folder in folders)
         if found == self._listed:
@@ -349,8 +364,7 @@ class _Crossing:
         self._files = list(view_of(theirs, depth=LISTED).files())
         self._unowned = list(islice(_unowned(theirs), LISTED)) if with_unowned else []
         now = time.monotonic()
-        self._test = None  # what it remembers is of the names that were there
-        self._seen = {file.filename: self._seen.get(file.filename, now) for file in self._files}
+        self._seen = {key: self._seen.get(key, now) for key in map(_key, self._files)}
         # RACE: a change within the tick of the listing may keep the folder's time; then it is listed once more.
         is_fresh = any(time.time_ns() - changed < 1_000_000_000 for changed in found)
         self._listed = () if is_fresh else found
@@ -368,6 +382,7 @@ class _Crossing:
     ) -> Iterator[tuple[MessageFile, str]]:
         """Yield the messages to take, in order: what nobody owns yet, and what subscriptions want, each with which."""
         test = self._test = self._test or _Test(own, theirs)
+        test.keep(self._seen, {own.config.filter, *(want.filter for want in wants)})
         asked = self._asked(own, wants)
         belongs = belonging_here(theirs)
         now = self._chosen_at = time.monotonic()
@@ -383,7 +398,7 @@ class _Crossing:
         for file in self._files:
             if not any(asked.values()):
                 return
-            if self._seen[file.filename] > before or not may_move(file) or has_expired(theirs, file):
+            if self._seen[_key(file)] > before or not may_move(file) or has_expired(theirs, file):
                 continue
             if names.is_temporary(file.name.reply_to or ""):
                 continue  # the answer could not come back: its requester's queue is of its root alone
@@ -445,11 +460,11 @@ class _Crossing:
                 given[gone] = taker
             if size >= LIST_BYTES:
                 break
-        gone_by = {file.filename for file, _ in chosen}
-        self._files = [file for file in self._files if file.filename not in gone_by]
-        self._unowned = [file for file in self._unowned if file.filename not in gone_by]
-        self._seen = {file.filename: self._seen[file.filename] for file in self._files}
-        if not given and size == 0 and any(reading.readable_size(f"{theirs.layout.target}/{name}") for name in gone_by):
+        tried = {file.filename for file, _ in chosen}
+        self._files = [file for file in self._files if file.filename not in tried]
+        self._unowned = [file for file in self._unowned if file.filename not in tried]
+        self._seen = {key: self._seen[key] for key in map(_key, self._files)}
+        if not given and size == 0 and any(reading.readable_size(f"{theirs.layout.target}/{name}") for name in tried):
             raise Unavailable(f"{own.layout.base} has no room for twice what waits in {theirs.layout.home}; {_NOTHING}")
         return given
 
@@ -470,10 +485,15 @@ class _Test:
         self._own = own
         self._theirs = theirs
         self._ask: dict[str, Callable[[MessageFile], bool | None]] = {}
-        self._no: dict[str, set[tuple[str, int]]] = {}
+        self._no: dict[str, set[_Key]] = {}
+
+    def keep(self, keys: Collection[_Key], filters: Collection[str | None]) -> None:
+        """Forget all but the messages that still wait, and the filters that are still wanted."""
+        self._ask = {filter: ask for filter, ask in self._ask.items() if filter in filters}
+        self._no = {filter: no.intersection(keys) for filter, no in self._no.items() if filter in filters}
 
     def __call__(self, filter: str, file: MessageFile) -> bool:
-        no, key = self._no.setdefault(filter, set()), (file.filename, file.arrival)
+        no, key = self._no.setdefault(filter, set()), _key(file)
         if key in no:
             return False
         if filter not in self._ask:
@@ -494,6 +514,11 @@ class _Test:
         return (lambda file: ask(file) or None) if changes else ask
 
 
+def _key(file: MessageFile) -> _Key:
+    """Return what tells a message from others; a second foreign file of its name comes at another time."""
+    return file.filename, file.arrival
+
+
 def _has_any(row: Row) -> bool:
     return any(True for _ in reading.entries(row.given))
 
@@ -510,10 +535,9 @@ def _unowned(context: QueueContext) -> Iterator[MessageFile]:
     for state in WAITING:
         for files in reading.message_names(context.layout.folder(state), context.config.ignore):
             for name in files:
-                if not names.may_be_owned(name):
-                    file = context.sidecars.file(name, context.layout.folder(state))
-                    if state != "target" or not context.settling.settles_at(file):
-                        yield file
+                file = context.sidecars.file(name, context.layout.folder(state))
+                if not is_owned(file) and (state != "target" or not context.settling.settles_at(file)):
+                    yield file
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -527,20 +551,23 @@ def recall(root: RootContext, peer: Peer, names: Sequence[str] | None) -> int:
     Raises:
         Unavailable, ConfigError: as of `opened_peer`.
     """
-    back = 0
+    back, passed_over = 0, dict[str, str]()
     there: RootContext | None = None
-    for name in names or queue_names(root):
-        own = open_queue(root, name)
+    for own in _opened_queues(root, names, passed_over):
         for row in [row for row in rows(own.layout) if row.peer == peer.name and _has_any(row)]:
             there = there or opened_peer(root, peer)
-            back += _recall_row(row, own, open_queue(there, name))
+            back += _recall_row(row, own, open_queue(there, own.name))
     try:
         there = there or opened_peer(root, peer)
     except Unavailable as error:
         log.warning("what peer %s gave to this root stays on its way: %s", peer.name, error)
         return back
-    for name in shared_queues(root, names):
-        own, theirs = open_queue(root, name), open_queue(there, name)
+    for own in shared_queues(root, names, passed_over):
+        try:
+            theirs = open_queue(there, own.name)
+        except NoSuchQueue as error:
+            log.info("peer %s gave nothing to queue %s: %s", peer.name, own.name, error)
+            continue
         for row in [row for row in rows(theirs.layout) if row.peer == root.config.instance and _has_any(row)]:
             back += _recall_row(row, theirs, own)
     return back
@@ -560,8 +587,7 @@ def end_rows(root: RootContext, peer: str, names: Sequence[str] | None) -> int:
     Each row to it becomes ROW.ended, which stays. What the peer has got already, or gets at this instant, comes twice.
     """
     back = 0
-    for name in names or queue_names(root):
-        own = open_queue(root, name)
+    for own in _opened_queues(root, names, {}):
         for row in list(rows(own.layout)):
             if row.peer == peer:
                 with own.error_context("what was given stays where it is"):
@@ -584,5 +610,5 @@ def _empty_ended(own: QueueContext, peer: str) -> Iterator[bool]:
         for given in sorted(reading.names_in(row.given)) if row.peer == peer else ():
             if (file := own_name_of(given)) is not None:
                 name = own.sidecars.parse(file)
-                name = replace(name, delivery_count=name.delivery_count + 1)  # as redelivered
+                name = replace(name, delivery_count=min(name.delivery_count + 1, LARGEST))  # as redelivered
                 yield into_target(own, f"{row.given}/{given}", name) is not None

@@ -7,7 +7,8 @@ tells it from any other list of that number. Then the messages are removed here,
 A list may also name messages that go back to the queue that gave them: it is settled by renames here, and no other
 queue sees it. A message is never in both kinds of list at once.
 
-Invariant: list N+1 is written only when list N is in the ledger there, and nothing of it that was sent is left here.
+Invariant: list N+1 is written only when list N is settled: it is in the ledger there, and nothing of it that was sent
+is left here; or its messages went back, and none of them is left here.
 List N is removed only when list N+1 is there, and of several lists only the newest counts. So if a carrier wakes up
 late, the other queue refuses its list, and it writes no list here. Any number of carriers may do any step at any time.
 """
@@ -173,9 +174,10 @@ class Carrier:
         return True
 
     def _going_back(self, newest: List | None) -> list[str]:
-        """Return the names of messages that go back: all that is here, or what the newest list left here.
+        """Return the names of messages that go back to the queue that gave them.
 
-        Only a bridge sends something back, and what this user may not read: no consumer sees it here.
+        A bridge sends back what its newest list left here, and what this user may not read: no consumer would get it
+        here. If it recalls, it sends all back. A carrier within one root sends nothing back.
         """
         if not self.peer:
             return []

@@ -320,6 +320,7 @@ class _Checks:
         yield from self._waits_for_itself()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         yield from self._unfinished_moves()
+        yield from self._without_bridge()
         said = [
             refused.why for row in rows(self._context.layout) if (refused := refusal(row.folder)) and refused.is_older
         ]
@@ -338,6 +339,9 @@ class _Checks:
                 since = max(late) / 1000
                 text = f"{count_of(len(late))} on the way to {row.destination}, the oldest for {_duration(since)}"
                 yield Reason("unfinished-move", f"{text}: {way_on(row, self._context.name)}", since, UNSWEPT / 1000)
+
+    def _without_bridge(self) -> Iterator[Reason]:
+        """Yield that consumers want messages of other roots while no bridge looks."""
         if self._context.root.config.peer and Wants(self._context).now():
             idle = self._now - reading.written_ms(f"{self._context.layout.wanted}/{LOOKED}", gone=self._now)
             if idle > UNSWEPT:

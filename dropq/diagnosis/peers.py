@@ -48,10 +48,11 @@ def _found(root: RootContext, peer: Peer) -> Iterator[tuple[str, str]]:
     except (DropqError, OSError) as error:
         yield "peer-away", describe(error)
         return
-    names = shared_queues(root)
-    for name in names:
+    names = list[str]()
+    for own in shared_queues(root):
+        names.append(name := own.name)
         try:
-            own, theirs = open_queue(root, name), open_queue(there, name)
+            theirs = open_queue(there, name)
         except (DropqError, OSError) as error:
             yield "peer-differs", describe(error)
             continue

@@ -69,14 +69,24 @@ class Wanting:
         except OSError as error:
             log.info("no bridge hears that a consumer waits: %s", describe(error))
 
+    def pause(self) -> None:
+        """Want nothing until it is said again; the file stays, so to say it again costs one call."""
+        if self._said and self._again:
+            self._take_back(self._context.storage.date_back)
+
     def end(self) -> None:
         """Want nothing any more."""
         if self._said:
-            self._said, self._again = b"", 0.0
-            try:
-                self._context.storage.unlink(self._path)
-            except OSError as error:
-                log.info("it is wanted for %d s longer: %s", COUNTS, describe(error))
+            self._said = b""
+            self._take_back(self._context.storage.unlink)
+
+    def _take_back(self, by: Callable[[str], object]) -> None:
+        self._again = 0.0
+        try:
+            with suppress(FileNotFoundError):  # RACE: a sweep removed it, as it was old
+                by(self._path)
+        except OSError as error:
+            log.info("it is wanted for %d s longer: %s", COUNTS, describe(error))
 
 
 class Wants:
@@ -121,4 +131,9 @@ def belonging_here(context: QueueContext) -> Callable[[MessageFile], bool] | Non
     """Return a test of waiting messages: whether the queue's root owns them; None where it owns all."""
     if is_owner(context):
         return None
-    return lambda file: bool(names.may_be_owned(file.filename)) and file.name.owned
+    return is_owned
+
+
+def is_owned(file: MessageFile) -> bool:
+    """Return whether a message's name says that the root that it lies in owns it."""
+    return bool(names.may_be_owned(file.filename)) and file.name.owned

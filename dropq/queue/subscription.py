@@ -35,6 +35,7 @@ from dropq.lifecycle.moving import sync_settled
 from dropq.lifecycle.processing import claims_of, listing_once
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
+from dropq.policies.wanted import Wanting
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
 from dropq.queue.offers import UNTOUCHED, CameBack, Offers
 from dropq.queue.waiting import Waiting
@@ -44,7 +45,6 @@ from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
 
 if TYPE_CHECKING:
-    from dropq.policies.wanted import Wanting
     from dropq.queue.by_policy import Admission
 
 log = logging.getLogger("dropq")
@@ -160,8 +160,6 @@ class Subscription:
         )
         self._wanting: Wanting | None = None
         if context.config.replication_type != "LocalQueue" and context.root.config.peer:
-            from dropq.policies.wanted import Wanting  # few queues are shared by several roots
-
             self._wanting = Wanting(context, self.id, filter)
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
@@ -229,7 +227,7 @@ class Subscription:
         if (message := self._next()) is None:
             self._say_wanted(self._wanting)
         else:
-            self._wanting.end()  # it may be busy from now on
+            self._wanting.pause()  # it may be busy from now on
         return message
 
     def _say_wanted(self, wanting: Wanting) -> None:

@@ -357,9 +357,9 @@ class Storage:
             self._own(fd, kept if self._file_mode is None else self._file_mode)
             self.sync_file(fd)
 
-    def date_back(self, folder: str) -> None:
-        """Set the mtime of a folder to 1970, so that it shows whether something comes into it."""
-        os.utime(folder, (0, 0))
+    def date_back(self, path: str) -> None:
+        """Set the mtime of a folder or file of ours to 1970; then it shows whether something has changed it since."""
+        os.utime(path, (0, 0), follow_symlinks=False)
 
     def link(self, source: str, destination: str) -> None:
         """Give a file a second name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 from children import killed_at_each_call
-from helpers import AT_ONCE, base, events, health, names_in, timed, until, where
+from helpers import AT_ONCE, base, events, health, names_in, next_moment, timed, until, where
 
 from dropq import ConfigError, DropqError, Queue, Root, Unavailable
 from dropq.carrier import bridge as bridge_module
 from dropq.carrier.bridge import Bridge, end_rows, recall
 from dropq.cli.main import main
+from dropq.diagnosis import peers
 from dropq.lifecycle.giving import OlderState
 from dropq.policies import wanted as wanted_module
 from dropq.policies.wanted import LOOKED, Wants
@@ -56,11 +58,22 @@ def pair(tmp_path: Path) -> tuple[Queue, Queue]:
 
 def bridged(to: Queue, of: str) -> int:
     """Let the bridge of a queue's root take what is wanted from a peer; return how many messages came."""
-    context = Root(to.root.path).context
-    (peer,) = (peer for peer in context.config.peer if peer.name == of)
-    bridge = Bridge(context, peer, ["q"])
+    bridge = bridge_of(to, of)
     bridge.once()
     return bridge.taken.total()
+
+
+def bridge_of(to: Queue, of: str) -> Bridge:
+    context = Root(to.root.path).context
+    (peer,) = (peer for peer in context.config.peer if peer.name == of)
+    return Bridge(context, peer, ["q"])
+
+
+def arrives(queue: Queue, name: str, body: bytes) -> None:
+    """Move a file of a script into a queue."""
+    file = queue.root.path / name
+    file.write_bytes(body)
+    file.rename(base(queue) / "target" / name)
 
 
 def bodies(queue: Queue, state: str = "target") -> list[bytes]:
@@ -155,8 +168,48 @@ def test_a_filter_that_cannot_be_read_stops_no_other_want(
     a.send(b"x")
     with wanting(b):
         (base(b) / ".dropq/wanted/odd").write_text(json.dumps({"filter": "((((", "room": 5}))
-        assert bridged(b, "a") == 1
-    assert any("((((" in record.message for record in caplog.records)
+        bridge = bridge_of(b, "a")
+        bridge.once()
+        a.send(b"y")
+        bridge.once()
+        assert bridge.taken.total() == 2
+    assert len([record for record in caplog.records if "((((" in record.message]) == 1  # not at each listing
+
+
+def test_a_second_file_of_a_name_waits_as_long_as_the_first(tmp_path: Path) -> None:
+    a, b = joined(tmp_path, "a", "b", transfer_after="1h", settle_time=0)
+    with wanting(b):
+        bridge = bridge_of(b, "a")
+
+        def due() -> float:
+            bridge._round()
+            return bridge._queues["q"].due
+
+        arrives(a, "report.txt", b"first")
+        first = due()
+        assert first < math.inf and due() == first
+        (base(a) / "target" / "report.txt").unlink()
+        next_moment(tmp_path)
+        arrives(a, "report.txt", b"second")
+        assert due() > first
+
+
+def test_to_want_again_replaces_no_file(pair: tuple[Queue, Queue]) -> None:
+    _, b = pair
+    file = base(b) / ".dropq/wanted/me"
+    want = wanted_module.Wanting(b.context, "me", None)
+    want.say(1)
+    number = file.stat().st_ino
+    want.pause()
+    assert Wants(b.context).now() == [] and want.again_in <= 0
+    want.say(1)
+    assert Wants(b.context).now() == [("me", None, 1)] and file.stat().st_ino == number
+    want.pause()
+    file.unlink()  # as a sweep does with an old one
+    want.say(1)
+    want.pause()
+    want.end()
+    assert not file.exists()
 
 
 def test_a_request_stays_where_its_answer_can_come_back(pair: tuple[Queue, Queue]) -> None:
@@ -441,6 +494,13 @@ def test_another_initial_owner_frees_what_waits(tmp_path: Path, group: tuple[Que
     assert message is not None and message.body == b"x"
 
 
+def test_a_script_s_file_whose_name_only_looks_marked_goes_to_the_owner(tmp_path: Path) -> None:
+    a, b = joined(tmp_path, "a", "b", replication_type="GroupLocalQueue", initial_owner="a", settle_time=0)
+    arrives(b, "report of JMS_dropq_ownedB=true", b"x")
+    assert bridged(a, "b") == 1
+    assert bodies(a) == [b"x"] and where(b) == {}
+
+
 # -- crashes, and what is on its way -----------------------------------------------------------------------------------
 
 
@@ -513,6 +573,25 @@ def test_a_recall_needs_the_peer_unless_it_is_proxied(
     (tmp_path / "away").rename(tmp_path / "b")
     with wanting(b):
         assert bridged(b, "a") == 1
+
+
+def test_a_recall_passes_over_a_queue_that_cannot_be_opened_and_one_that_the_peer_lacks(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = pair
+    a.root.create_queue("aside", **OPTIONS)
+    (base(a.root.create_queue("broken")) / "queue.toml").write_text("durability = 1\n")
+    a.send(b"x")
+    _given(a, b, monkeypatch)
+    (peer,) = a.root.context.config.peer
+    context = Root(a.root.path).context
+    assert recall(context, peer, None) == 1
+    assert len([record for record in caplog.records if "queue broken is passed over" in record.message]) == 1
+    with pytest.raises(ConfigError):
+        recall(context, peer, ["broken"])
+    _given(a, b, monkeypatch)
+    assert end_rows(context, "b", None) == 1
+    assert bodies(a) == [b"x"]
 
 
 def test_what_is_on_its_way_comes_back_though_neither_shares_the_queue_any_more(
@@ -648,9 +727,10 @@ def test_an_older_dropq_passes_over_a_row_to_a_peer(pair: tuple[Queue, Queue], m
 
 
 def test_the_graph_shows_the_peers_and_config_check_what_they_say_otherwise(
-    tmp_path: Path, pair: tuple[Queue, Queue], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pair: tuple[Queue, Queue], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _ = pair
+    monkeypatch.setattr(peers, "PATIENCE", 600.0)
     graph = a.root.graph()
     assert [(edge.source, edge.to, edge.kind) for edge in graph.edges] == [("q", "root b", "bridge")]
     assert "what it wants" in graph.mermaid() and "root b" in graph.dot()
