@@ -17,7 +17,7 @@ PYTEST = $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) $(RUN) -m pytest $(i
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark bench-nfs
+.PHONY: help setup demo test crashes papers test-spark test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man screenshots model lint bench bench-spark bench-nfs
 .PHONY: clean
 
 help: ## list these targets
@@ -74,6 +74,9 @@ mutants: $(STAMP) ## change the code in small ways, and see that tests tell (ARG
 
 man: $(STAMP) ## write a manual page for each command into build/man: man -M build/man dropq-work
 	@$(RUN) -m dropq.cli.man build/man
+
+screenshots: $(STAMP) ## take the pictures of the page in docs/web, in Chromium (apt install chromium)
+	@$(RUN) docs/draw_web.py
 
 model: ## check the protocol's model with spin (apt install spin gcc)
 	@model/check.sh

@@ -110,7 +110,8 @@ def words(record: Record) -> str:
         said.append(f"after {record['seconds']} s")
     if why := output.reason_text(record):
         said.append(f"({why})")
-    return f"{' '.join(said)}, user {record['by']} on {str(record['host']).rpartition('-')[0] or record['host']}"
+    via = f" by {record['via']}" if record.get("via") else ""
+    return f"{' '.join(said)}, user {record['by']}{via} on {str(record['host']).rpartition('-')[0] or record['host']}"
 
 
 def _time(text: str) -> datetime:

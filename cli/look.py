@@ -320,46 +320,13 @@ def _explained(explanation: Explanation) -> Record:
 
 
 def _records(messages: Iterable[Message]) -> Iterator[Record]:
+    from dropq.queue.browsing import details_of
+
     for message in messages:
         try:
-            yield record_of(message)
+            yield details_of(message)
         except (NoSuchMessage, LeaseLost):
             continue  # RACE: it moved on since the listing
-
-
-def record_of(message: Message) -> dict[str, object]:
-    """Return everything about a message that is there, by the names of its attributes."""
-    return {
-        "id": message.id,
-        "queue": message.queue.name,
-        "state": message.state,
-        "priority": message.priority,
-        "message_class": message.message_class,
-        "type": message.type,
-        "correlation_id": message.correlation_id,
-        "reply_to": message.reply_to,
-        "timestamp": message.timestamp,
-        "expiration": message.expiration,
-        "not_before": message.not_before,
-        "since": message.since,
-        "properties": message.properties,
-        "filename": message.filename,
-        "delivery_count": message.delivery_count,
-        "redelivered": message.redelivered,
-        "cancels": message.cancels,
-        "deaths": message.deaths,
-        "records": message.record_count,
-        "from": message.first_record,
-        "record": message.record_number,
-        "owner": message.owner,
-        "deadline": message.deadline,
-        "receipt": message.receipt or (message.file if message.owner else None),
-        "reason": message.reason,
-        "origin": message.origin,
-        "dead_letter_reason": message.dead_letter_reason,
-        "bytes": message.size(),
-        "path": message.path,
-    }
 
 
 def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
@@ -397,7 +364,9 @@ def _shown(queue: Queue, id: str) -> list[Message]:
 
 
 def _show(shell: Shell, message: Message, log: list[Record], log_begins: datetime | None) -> None:
-    record = record_of(message)
+    from dropq.queue.browsing import details_of
+
+    record = details_of(message)
     if shell.json:
         return shell.line({**record, "log": log, "log_begins": log_begins}, ())
     for key, value in _flat(record):

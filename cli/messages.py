@@ -16,7 +16,7 @@ from dropq.errors import LeaseLost
 from dropq.format.layout import UNSETTLED
 
 from . import output
-from .look import explain_filter, first_of, record_of
+from .look import explain_filter, first_of
 from .options import (
     RECEIPTS,
     DryRun,
@@ -225,8 +225,10 @@ def _nothing_of(queue: Queue) -> str:
 
 def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None]) -> None:
     """Print claims, and add the owner of each claim that was printed; Ctrl-C waits for the end of the line."""
+    from dropq.queue.browsing import details_of
+
     for message in messages:
-        record = record_of(message)
+        record = details_of(message)
         with DelayedInterrupt() as interrupt:
             try:
                 if shell.on_terminal:

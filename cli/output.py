@@ -19,6 +19,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, TextIO
 
 from dropq import errors
+from dropq.format.printable import escape as escape
+from dropq.format.printable import reason_text as reason_text
+from dropq.format.printable import unescape as unescape
+from dropq.format.printable import visible as visible
 
 if TYPE_CHECKING:
     from .table import Column, Table
@@ -83,44 +87,6 @@ def verdict(codes: Sequence[int]) -> int:
     return codes[0] if len(codes) == 1 else NEGATIVE if any(codes) else OK
 
 
-# -- escaping --------------------------------------------------------------------------------------------------
-
-
-def escape(text: str) -> str:
-    r"""Write what a terminal must not get as `\xNN`, byte by byte, and a backslash as two; `unescape` undoes it."""
-    if text.isprintable() and "\\" not in text:
-        return text
-    return "".join("\\\\" if char == "\\" else _visible(char) for char in text)
-
-
-def unescape(text: str) -> str:
-    r"""Undo `escape`; a backslash that begins no escape stays as it is."""
-    if "\\" not in text:
-        return text
-
-    def byte(found: re.Match[bytes]) -> bytes:
-        return bytes([int(found[1], 16)]) if found[1] else b"\\"
-
-    return os.fsdecode(re.sub(rb"\\(?:\\|x([0-9a-fA-F]{2}))", byte, os.fsencode(text)))
-
-
-def visible(text: str) -> str:
-    """Make text safe to show to people: as `escape`, but lines and tabs stay, and so do backslashes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char in "\n\t" else _visible(char) for char in text)
-
-
-def _visible(char: str) -> str:
-    if char.isprintable():
-        return char
-    try:
-        raw = char.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a pair, which stands for no byte
-        raw = char.encode("utf-8", "surrogatepass")
-    return "".join(f"\\x{byte:02x}" for byte in raw)
-
-
 # -- values ----------------------------------------------------------------------------------------------------
 
 
@@ -144,14 +110,6 @@ def _jsonable(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     return value
-
-
-def reason_text(reason: object) -> str:
-    """Write in one line why a message lies in error/ or expired/."""
-    if not isinstance(reason, Mapping):
-        return ""
-    last_words = str(reason.get("stderr") or "").strip().splitlines()[-1:]
-    return ": ".join([str(reason[key]) for key in ("reason", "detail") if reason.get(key)] + last_words)
 
 
 def cell(record: Record, key: str) -> str:

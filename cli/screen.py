@@ -14,12 +14,10 @@ from itertools import count
 
 import typer
 
-from dropq.diagnosis.metrics import findings
-from dropq.diagnosis.overview import Look, Viewer, Watched
+from dropq.diagnosis.overview import Viewer, Watched
 from dropq.diagnosis.standing import AGE_NAMES
+from dropq.diagnosis.summary import holders_of, summary_of, worst_first
 from dropq.durations import format_duration
-from dropq.format.claims import client_part
-from dropq.format.names import is_temporary
 from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
@@ -36,9 +34,6 @@ HOLDERS, EVENTS = ("holder", "held", "changed", "settles", "status"), ("time", "
 BRIEF, BESIDE = 60, 70
 #: To the corner of a terminal; clear a line's rest, and begin the next; clear the screen's rest.
 HOME, CLEAR, REST = "\x1b[H", "\x1b[K\n", "\x1b[J"
-#: The states of queues, the worst first; and those that a kind of what health says puts a queue in.
-STATES = ("silent", "unread", "still", "unhealthy", "full", "paused", "ok")
-_OF_KIND = {"storage": "unread", "configuration": "unread", "still": "still", "full": "full", "paused": "paused"}
 
 
 def top(shell: Shell, name: str | None, interval: float, sort: str | None, last: int | None) -> int:
@@ -57,8 +52,8 @@ def top(shell: Shell, name: str | None, interval: float, sort: str | None, last:
         if number:
             viewer.keep_up(interval)
         now = time.monotonic()
-        for seen in _ordered(viewer, sort, now):
-            shell.line(_whole(seen, now) if shell.json else _short(record_of(seen, now)), COLUMNS)
+        for seen in worst_first(viewer, now, sort):
+            shell.line(_whole(seen, now) if shell.json else _short(summary_of(seen, now)), COLUMNS)
     if not viewer.is_listed:
         output.note(f"error: the queues of {shell.root.path} could not be listed: {viewer.problem or 'no answer'}")
     return OK if viewer.is_listed else NEGATIVE
@@ -87,78 +82,22 @@ def _draw_again(shell: Shell, viewer: Viewer, interval: float, sort: str | None,
 # -- a queue as a line -------------------------------------------------------------------------------------------
 
 
-def state_of(seen: Watched, now: float) -> str:
-    """Return the state of a queue in a word."""
-    if seen.silent(now) is not None:
-        return "silent"
-    if seen.last is None:
-        return "ok"
-    found = {_OF_KIND[kind] for kind in findings(seen.last) if kind in _OF_KIND}
-    return min({*found, "ok" if seen.last.health.healthy else "unhealthy"}, key=STATES.index)
-
-
-def record_of(seen: Watched, now: float) -> Record:
-    """Return what a look shows of a queue, as the columns have it."""
-    look, silent = seen.last, seen.silent(now)
-    record = {"queue": seen.name, "state": state_of(seen, now)}
-    if silent is not None:
-        record["because"] = f"no answer for {format_duration(int(silent))}"
-    if look is None:
-        return record
-    said = [one.message for one in (*look.health.reasons, *look.health.notes)]
-    return {
-        **record,
-        "waiting": look.counts.get("target"),
-        "oldest": _rounded(look.health.oldest_age),
-        "in": look.rate_in,
-        "out": look.rate_out,
-        "held": look.counts.get("processing"),
-        "delayed": look.counts.get("delayed"),
-        "error": look.counts.get("error"),
-        "because": record.get("because") or look.still or (said[0] if said else None),
-    }
-
-
 def _whole(seen: Watched, now: float) -> Record:
     """Return all of a look, for programs."""
-    look, record = seen.last, record_of(seen, now)
+    look, record = seen.last, summary_of(seen, now)
     if look is None:
         return record
     return {
         **record,
-        **{"at": look.at, "age": _rounded(now - seen.looked), "counts": look.counts},
-        "oldest_of": {state: _rounded(age) for state, age in look.oldest.items()},
+        **{"at": look.at, "age": round(now - seen.looked, 3), "counts": look.counts},
+        "oldest_of": {state: round(age, 3) for state, age in look.oldest.items()},
         "ages": dict(zip(AGE_NAMES, look.ages, strict=False)),
         "consumers": look.consumers,
-        "holders": list(_holders(look)),
+        "holders": list(holders_of(look)),
         "reasons": [asdict(one) for one in look.health.reasons],
         "notes": [asdict(one) for one in look.health.notes],
         "log": [log_command.record_of(event) for event in look.went_by],
     }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
-
-
-def _ordered(viewer: Viewer, sort: str | None, now: float) -> list[Watched]:
-    """Return the queues, the worst first, or by a column; temporary ones only where they were named."""
-    shown = [seen for seen in viewer.all() if viewer.named or not is_temporary(seen.name)]
-    found = [(seen, record_of(seen, now)) for seen in shown]
-
-    def number(record: Record, column: str) -> float:
-        value = record.get(column)
-        return -value if isinstance(value, int | float) else 1.0
-
-    def key(one: tuple[Watched, Record]) -> tuple[object, ...]:
-        record = one[1]
-        if sort in (None, "state"):
-            return STATES.index(str(record["state"])), number(record, "waiting")
-        if sort in ("queue", "because"):
-            return (str(record.get(sort) or ""),)
-        return (number(record, sort or ""),)
-
-    return [seen for seen, _ in sorted(found, key=key)]
 
 
 def _short(record: Record) -> Record:
@@ -175,14 +114,6 @@ def _brief(record: Record, room: int) -> Record:
     """Return a record for a line of a screen: the first clause of why, as far as there is room."""
     because = str(record.get("because") or "").partition(";")[0]
     return {**_short(record), "because": because if len(because) <= room else f"{because[: room - 3]}..."}
-
-
-def _holders(look: Look) -> Iterator[Record]:
-    """Yield who holds messages, with what its process settles a second, where its client says which that is."""
-    rates = {client_part(f"{host.rpartition('-')[0]}-{pid}"): rate for (host, pid), rate in (look.rates or {}).items()}
-    for holder in look.holders:
-        name = holder.subscription or holder.client
-        yield {"holder": name, **holder._asdict(), "settles": rates.get(holder.client)}
 
 
 # -- the screen --------------------------------------------------------------------------------------------------
@@ -206,7 +137,7 @@ def _draw(shell: Shell, viewer: Viewer, sort: str | None) -> list[str]:
 
 
 def _of_root(shell: Shell, viewer: Viewer, sort: str | None, width: int, now: float) -> Iterator[str]:
-    seen = _ordered(viewer, sort, now)
+    seen = worst_first(viewer, now, sort)
     looks = [one.last for one in seen if one.last is not None]
     waiting, held, error = (sum(look.counts.get(s, 0) for look in looks) for s in ("target", "processing", "error"))
     oldest = max((now - one.looked for one in seen if one.last is not None), default=0.0)
@@ -216,11 +147,11 @@ def _of_root(shell: Shell, viewer: Viewer, sort: str | None, width: int, now: fl
     if not viewer.is_listed:
         yield from _wrapped(f"the queues cannot be listed: {viewer.problem or 'no answer'}", width)
     brief = max(BRIEF, width - BESIDE)
-    yield from output.table_lines([_brief(record_of(one, now), brief) for one in seen], COLUMNS, SPARE)
+    yield from output.table_lines([_brief(summary_of(one, now), brief) for one in seen], COLUMNS, SPARE)
 
 
 def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
-    look, record = seen.last, _short(record_of(seen, now))
+    look, record = seen.last, _short(summary_of(seen, now))
     yield from output.table_lines([record], COLUMNS[:-1], SPARE)
     if look is None or seen.silent(now) is not None:
         yield from _wrapped(str(record.get("because") or ""), width)
@@ -232,7 +163,7 @@ def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
         ages = {name: f"{number:,}" for name, number in zip(AGE_NAMES, look.ages, strict=True)}
         yield from ("", *output.table_lines([{"waiting": "at most", **ages}], ("waiting", *AGE_NAMES)))
     if look.holders:
-        held = [{**holder, "settles": _rate(holder["settles"])} for holder in _holders(look)]
+        held = [{**holder, "settles": _rate(holder["settles"])} for holder in holders_of(look)]
         yield from ("", *output.table_lines(held, HOLDERS, ("status", "settles", "changed")))
     if look.went_by:
         records = [log_command.record_of(event) for event in reversed(look.went_by)]

@@ -20,6 +20,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import claimed_messages, committed_files
 from dropq.lifecycle.transfers import Row, given_messages
+from dropq.queue.browsing import since
 from dropq.storage import reading
 from dropq.storage.clock import utc
 
@@ -181,7 +182,7 @@ class Standing:
         return max(self.oldest.values(), default=None)
 
     def _since(self, file: str, state: str = "target") -> int:
-        return _since(self.context, state, file, self.now)
+        return since(self.context, state, file, self.now)
 
     def _due(self, file: str) -> int:
         """Return when a delayed message is due, in ms; without a time of its own it is due when it came."""
@@ -222,8 +223,8 @@ class Standing:
         if not ours:
             paths = [claim.path for claim in claims if claim is not None]
             return utc(min(map(self.changed, paths), default=self.now)), "script"
-        since, claim = min(((self.changed(claim.path), claim) for claim in ours), key=itemgetter(0))
-        return utc(since), claim_status(claim, self.signs, self.now)
+        changed, claim = min(((self.changed(claim.path), claim) for claim in ours), key=itemgetter(0))
+        return utc(changed), claim_status(claim, self.signs, self.now)
 
     # -- elsewhere -----------------------------------------------------------------------------------------------
 
@@ -264,7 +265,7 @@ def ages_by(context: QueueContext, state: str, by: str | None) -> Ages:
     others = _no_ages()
     for files in reading.message_names(folder, context.config.ignore):
         for file in files:
-            place = age_class((now - _since(context, state, file, now)) / 1000)
+            place = age_class((now - since(context, state, file, now)) / 1000)
             found.total[place] += 1
             if by is not None:
                 value = _value(context, file, by)
@@ -276,14 +277,6 @@ def ages_by(context: QueueContext, state: str, by: str | None) -> Ages:
 
 def _no_ages() -> list[int]:
     return [0] * (len(AGES) + 1)
-
-
-def _since(context: QueueContext, state: str, file: str, now: int) -> int:
-    """Return since when a message counts as waiting, by docs/protocol.md, or, where it does not wait, its sending."""
-    if (known := names.since_at_a_glance(file)) is not None:
-        return known
-    name = MessageFile(file).name
-    return name.since or name.timestamp or reading.changed_ms(f"{context.layout.folder(state)}/{file}", gone=now)
 
 
 def _value(context: QueueContext, file: str, by: str) -> str:

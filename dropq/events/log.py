@@ -16,6 +16,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from time import monotonic
 from weakref import WeakValueDictionary
@@ -116,6 +117,8 @@ class EventLog:
     def _write(self, event: str, fields: Mapping[str, object], details: Mapping[str, object] | None = None) -> None:
         now = self._clock.now_ms()
         said = {"time": time_text(now), "event": event, "pid": os.getpid(), **fields}
+        if event != "sum" and (via := VIA.get()):
+            said["via"] = via
 
         def line(size: int) -> bytes:
             if size >= LISTED and event in OUTCOMES:
@@ -186,6 +189,8 @@ _UNTOLD: dict[Sums, None] = {}
 #: How many of them may be old, before those are told, as nobody may attend to them any more. A process of few queues
 #: writes in none but that at hand: the disk of another may not answer.
 _MANY_UNTOLD = 64
+#: By way of what somebody acts, if not by a command: `web`, or `web:NAME` for a person whom a proxy names.
+VIA: ContextVar[str] = ContextVar("via", default="")
 #: What `multiprocessing` does at the end of this process.
 _AT_END: list[object] = []
 #: The folders of logs that could not be written, of which one warning was logged.

@@ -5,10 +5,14 @@ A message may move on after the listing that shows it; then the verb that acts o
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from heapq import nlargest
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from dropq.errors import NoSuchMessage
@@ -26,12 +30,31 @@ from dropq.storage import reading
 
 T = TypeVar("T")
 
+#: How many messages an excerpt holds against a filter at most.
+DEPTH = 50_000
+
 
 class ListedFiles(NamedTuple):
     """The names of message files, in order; and, if a name has no time, when its file arrived, in ms since 1970."""
 
     names: Sequence[str]
     arrivals: dict[str, int]
+
+
+class Excerpt(NamedTuple):
+    """Some messages of a state.
+
+    Attributes:
+        messages: the first of those that match.
+        looked_at: how many were held against the filter, or are listed.
+        matching: how many of these match.
+        is_whole: whether that was all that lay there.
+    """
+
+    messages: list[Message]
+    looked_at: int
+    matching: int
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +71,65 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
     settlement = Claims(context)
     for file in listed(context, state, filter):
         yield Message(settlement, state, file)
+
+
+def excerpt(
+    context: QueueContext,
+    state: str,
+    count: int,
+    *,
+    newest: bool = False,
+    filter: str | None = None,
+    seconds: float = math.inf,
+) -> Excerpt:
+    """Return the first messages of a state, in order of delivery or the newest first; touch none.
+
+    It takes the memory of at most DEPTH names, and holds at most so many messages against the filter.
+
+    Args:
+        count: how many messages.
+        seconds: after which no more messages are held against the filter.
+
+    Raises:
+        InvalidFilter: the filter cannot be read; the error points at the column.
+    """
+    settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
+    depth = count if matches is None else DEPTH
+    found, looked_at, matching, is_whole = list[Message](), 0, 0, True
+    with context.error_context("nothing was changed"):
+        if newest:
+            files = _newest(context, state, depth + 1)
+        else:
+            files = _listed_by(context, state, TargetView.files, depth + 1)
+        until = time.monotonic() + seconds
+        for file in files:
+            if _is_reserved(context, state, file.filename):
+                continue
+            if looked_at == depth or time.monotonic() > until:
+                is_whole = False
+                break
+            looked_at += 1
+            if matches is None or matches(file):
+                matching += 1
+                if len(found) < count:
+                    found.append(Message(settlement, state, file))
+    return Excerpt(found, looked_at, matching, is_whole)
+
+
+def _newest(context: QueueContext, state: str, count: int) -> Iterator[MessageFile]:
+    """Yield the messages of a state, the newest first, by one listing."""
+    folder, now = context.layout.folder(state), context.clock.now_ms()
+    filenames = chain.from_iterable(reading.message_names(folder, context.config.ignore))
+    newest = nlargest(count, ((since(context, state, name, now), name) for name in filenames))
+    return (context.sidecars.file(name, folder) for _, name in newest)
+
+
+def since(context: QueueContext, state: str, file: str, now: int) -> int:
+    """Return since when a message counts as waiting, in ms, or, where it does not wait, when it was sent."""
+    if (known := names.since_at_a_glance(file)) is not None:
+        return known
+    name = MessageFile(file).name
+    return name.since or name.timestamp or reading.changed_ms(f"{context.layout.folder(state)}/{file}", gone=now)
 
 
 def listed(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[MessageFile]:
@@ -71,6 +153,41 @@ def listed_names(context: QueueContext, state: str = "target", filter: str | Non
         filenames = [name for name in filenames if not _is_reserved(context, state, name)]
     arrivals = {item.filename: item.arrival for item in found if not isinstance(item, str) and item.arrival}
     return ListedFiles(filenames, arrivals)
+
+
+def details_of(message: Message) -> dict[str, object]:
+    """Return everything about a message that is there, by the names of its attributes."""
+    return {
+        "id": message.id,
+        "queue": message.queue.name,
+        "state": message.state,
+        "priority": message.priority,
+        "message_class": message.message_class,
+        "type": message.type,
+        "correlation_id": message.correlation_id,
+        "reply_to": message.reply_to,
+        "timestamp": message.timestamp,
+        "expiration": message.expiration,
+        "not_before": message.not_before,
+        "since": message.since,
+        "properties": message.properties,
+        "filename": message.filename,
+        "delivery_count": message.delivery_count,
+        "redelivered": message.redelivered,
+        "cancels": message.cancels,
+        "deaths": message.deaths,
+        "records": message.record_count,
+        "from": message.first_record,
+        "record": message.record_number,
+        "owner": message.owner,
+        "deadline": message.deadline,
+        "receipt": message.receipt or (message.file if message.owner else None),
+        "reason": message.reason,
+        "origin": message.origin,
+        "dead_letter_reason": message.dead_letter_reason,
+        "bytes": message.size(),
+        "path": message.path,
+    }
 
 
 def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STATES) -> list[Message]:
@@ -117,9 +234,11 @@ def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
     return _listed_by(context, state, TargetView.files)
 
 
-def _listed_by(context: QueueContext, state: str, list_view: Callable[[TargetView], Iterator[T]]) -> Iterator[T]:
+def _listed_by(
+    context: QueueContext, state: str, list_view: Callable[[TargetView], Iterator[T]], depth: int | None = None
+) -> Iterator[T]:
     try:
-        return list_view(view_of(context, state, settled=False))
+        return list_view(view_of(context, state, depth=depth, settled=False))
     except FileNotFoundError:
         if state != "delayed":
             raise

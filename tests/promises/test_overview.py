@@ -32,6 +32,7 @@ from dropq.diagnosis.health import Health, Reason
 from dropq.diagnosis.metrics import Exporter, findings
 from dropq.diagnosis.overview import Viewer
 from dropq.diagnosis.standing import Standing, ages_by
+from dropq.diagnosis.summary import state_of
 from dropq.storage import reading
 
 
@@ -652,11 +653,11 @@ def test_the_state_of_a_queue_is_the_worst_of_what_health_says(
     watched = overview_module.Watched(Root.create(tmp_path).context, "q")
     reasons = tuple(Reason(kind, "") for kind in kinds)
     watched.last = Look("q", datetime.now(UTC), Health("q", reasons))
-    assert screen_module.state_of(watched, 0) == state
+    assert state_of(watched, 0) == state
     watched.last = Look("q", datetime.now(UTC), Health("q", notes=(Reason("paused", ""), Reason("full", ""))))
-    assert screen_module.state_of(watched, 0) == "full"
+    assert state_of(watched, 0) == "full"
     watched.began = -overview_module.PATIENCE
-    assert screen_module.state_of(watched, 0) == "silent"
+    assert state_of(watched, 0) == "silent"
 
 
 def take_failing(queue: Queue) -> None:

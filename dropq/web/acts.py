@@ -1,0 +1,171 @@
+"""What the page does: first a plan, which changes nothing, then a few seconds of doing, and again where more is left.
+
+A plan holds the ids of its messages, or a filter, and its time: what came to the state later is not touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from dropq.api import Queue
+from dropq.errors import DropqError
+from dropq.format.layout import WAITING
+from dropq.format.printable import escape
+from dropq.lifecycle.context import QueueContext
+from dropq.queue.browsing import excerpt
+from dropq.upkeep import bulk
+from dropq.upkeep.bulk import Outcome, Selection
+from dropq.web.arguments import SHOWN, Arguments
+from dropq.web.guard import Refused
+from dropq.web.pages import FILTERING, Page, Site, _quoted
+
+#: The parameters of a form.
+PARAMETERS = ("verb", "step", "which", "q", "state", "id", "filter", "until", "to_origin", "confirm")
+#: Seconds of doing; messages that a plan shows; seconds by which a plan may be ahead of the file server's clock.
+SLICE, LISTED, AHEAD = 4.0, 20, 2.0
+#: What each verb does to a message.
+LOSES = {
+    "requeue": "Its counters start again, and its own expiration is dropped. The reason goes; the log keeps it.",
+    "to_origin": (
+        "Each goes back to the queue that it came from, as a plain message; its counters start again. What is no dead "
+        "letter stays, and so does a letter whose queue is missing."
+    ),
+    "purge": "Its body and properties are removed for good; nothing brings them back. The log keeps its id.",
+}
+
+
+def act(site: Site, args: Arguments, is_ending: Callable[[], bool]) -> Page:
+    """Plan what a form asks for, or do it."""
+    if not (args.verb and args.queue and args.step):
+        raise Refused(400, "This form lacks a part: nothing was done.")
+    if args.verb in ("pause", "resume"):
+        return site.disk.ask(args.queue, lambda: _switch(site, args))
+    if args.verb == "requeue":
+        allowed: tuple[str, ...] = (*bulk.REQUEUED, *(WAITING if args.to_origin else ()))
+        if args.state not in allowed:
+            raise Refused(400, f"Messages are requeued from {', '.join(allowed)}: nothing was done.")
+    if args.which != "all" and not args.ids:
+        raise Refused(400, "No message was ticked: go back, and tick some. Nothing was done.")
+    filter = site.compiled(args.filter)
+    if args.step == "plan":
+        return site.disk.ask(args.queue, lambda: _plan(site, args, filter))
+    return site.disk.ask(args.queue, lambda: _do(site, args, filter, is_ending), SLICE + 2)
+
+
+def _switch(site: Site, args: Arguments) -> Page:
+    """Pause or resume a queue."""
+    queue = site.queue(args.queue)
+    shown = {"q": args.queue, "verb": args.verb, "command": f"dropq {args.verb} {_quoted(args.queue)}"}
+    if args.step == "plan":
+        return Page("switch.html", {**shown, "is_done": False, "is_paused": queue.paused})
+    if args.verb == "pause":
+        queue.pause()
+    else:
+        queue.resume()
+    return Page("switch.html", {**shown, "is_done": True, "is_paused": queue.paused})
+
+
+def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
+    """Show which messages the verb would act on."""
+    queue = site.queue(args.queue)
+    now = queue.context.clock.now_ms()
+    shown = {**_shown(args), "until": min(args.until, now) or now, "is_more": False, "named": args.ids}
+    if args.which == "all":
+        found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
+        count = found.matching if found.is_whole or filter else queue.counts()[args.state]
+        names = [message.id for message in found.messages]
+        shown["is_more"] = not found.is_whole and filter is not None
+        shown["looked_at"] = found.looked_at
+    else:
+        there = _there(queue, args)
+        names, count = list(islice(there.values(), LISTED)), len(there)
+        shown["named"] = tuple(there)
+    return Page("plan.html", {**shown, "names": names, "count": count})
+
+
+def _there(queue: Queue, args: Arguments) -> dict[str, str]:
+    """Return the messages of a form that lie in the state, with their ids; a form may be forged."""
+    found = dict[str, str]()
+    for name in args.ids:
+        try:
+            for message in queue.find_all(name, [args.state]):
+                found[message.file] = message.id
+        except DropqError:
+            continue  # it moved on, or was never there: the plan counts what is
+    return found
+
+
+def _shown(args: Arguments) -> dict[str, Any]:
+    return {
+        "q": args.queue,
+        "verb": args.verb,
+        "state": args.state,
+        "which": args.which,
+        "filter": args.filter,
+        "to_origin": args.to_origin,
+        "loses": LOSES["to_origin" if args.to_origin else args.verb],
+        "command": _command(args),
+        "looked_at": 0,
+    }
+
+
+def _command(args: Arguments) -> str:
+    words = ["dropq", args.verb, _quoted(args.queue)]
+    words += ["--to-origin"] if args.to_origin else []
+    words += (
+        [f"--state {args.state}"]
+        if args.state != ("target" if args.to_origin or args.verb == "purge" else "error")
+        else []
+    )
+    if args.which != "all":
+        words += [_quoted(id) for id in args.ids[:LISTED]] + (["..."] if len(args.ids) > LISTED else [])
+    else:
+        words += [f"--filter {_quoted(args.filter)}" if args.filter else "--all"]
+    return " ".join(words)
+
+
+def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[], bool]) -> Page:
+    """Act for some seconds; show what became of each message, and offer to go on."""
+    queue = site.queue(args.queue)
+    if args.verb == "purge" and args.confirm != escape(args.queue):
+        return replace(_plan(site, args, filter), status=400)
+    now = queue.context.clock.now_ms()
+    age = (now - args.until) / 1000
+    if not args.until or age < -AHEAD:
+        raise Refused(400, "This form says a time that no plan was made at: nothing was done.")
+    names = None if args.which == "all" else args.ids
+    which = Selection((args.state,), names, filter if names is None else None, max(age, 0))
+    outcomes, is_over = _outcomes(queue.context, args, which), False
+    done, failed, count, began = list[Outcome](), list[Outcome](), 0, time.monotonic()
+    touched = set[str]()
+    while time.monotonic() - began < SLICE and not is_ending():
+        if (outcome := next(outcomes, None)) is None:
+            is_over = True
+            break
+        touched |= {outcome.id, outcome.name}
+        count += outcome.ok
+        (done if outcome.ok else failed).append(outcome)
+        del done[SHOWN:], failed[SHOWN:]
+    left = () if is_over or names is None else tuple(name for name in names if name not in touched)
+    shown = {
+        **_shown(args),
+        "until": args.until,
+        "done": done,
+        "failed": failed,
+        "count": count,
+        "seconds": time.monotonic() - began,
+        "is_over": is_over,
+        "named": left,
+        "most": SHOWN,
+    }
+    return Page("done.html", shown)
+
+
+def _outcomes(context: QueueContext, args: Arguments, which: Selection) -> Iterator[Outcome]:
+    if args.verb == "purge":
+        return bulk.purge(context, which)
+    return bulk.requeue(context, which, to_origin=args.to_origin)
