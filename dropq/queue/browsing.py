@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,20 @@ def excerpt(
                 if len(found) < count:
                     found.append(Message(settlement, state, file))
     return Excerpt(found, looked_at, matching, is_whole)
+
+
+def named(context: QueueContext, state: str, filenames: Iterable[str]) -> Iterator[Message]:
+    """Yield the messages of a state that have these file names, which may be forged; list nothing."""
+    settlement, folder = Claims(context), context.layout.folder(state)
+    for name in filenames:
+        if not name or "/" in name or "\0" in name or context.sidecars.ignored(name):
+            continue
+        try:
+            found = os.lstat(f"{folder}/{name}")
+        except OSError:
+            continue  # it moved on, or was never there
+        if stat.S_ISREG(found.st_mode) and not (state in SETTLED and reading.is_reservation(found)):
+            yield Message(settlement, state, context.sidecars.file(name, folder))
 
 
 def _newest(context: QueueContext, state: str, count: int) -> Iterator[MessageFile]:

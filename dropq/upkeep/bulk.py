@@ -26,7 +26,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
-from dropq.queue.browsing import browse
+from dropq.queue.browsing import browse, named
 from dropq.queue.by_id import ack_listed, why_kept
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription
@@ -65,6 +65,7 @@ class Selection:
         ids: their ids, file names or receipts; None for all that lie there.
         older_than: seconds that they have been there at least; None for any time.
         dry_run: whether the verb only reports what it would do.
+        exact: whether `ids` are file names alone: then no other message of such an id is meant, and nothing is listed.
 
     Raises:
         InvalidFilter: the filter cannot be read, or is blank.
@@ -76,6 +77,7 @@ class Selection:
     filter: str | None = None
     older_than: float | None = None
     dry_run: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.filter is not None:
@@ -109,13 +111,20 @@ def select(context: QueueContext, which: Selection) -> Iterator[Message]:
     with error_context("no message was touched"):
         if reading.exists(context.layout.staged):
             _roll_forward(context)
-    for message in (message for state in which.states for message in list(browse(context, state, which.filter))):
+    for message in (message for state in which.states for message in _in(context, state, which)):
         if not which.takes(_names(message)):
             continue
         with error_context("this message and those after it were not touched"):
             if which.older_than is not None and context.age_ms(message.path) <= which.older_than * 1000:
                 continue
         yield message
+
+
+def _in(context: QueueContext, state: str, which: Selection) -> Iterator[Message]:
+    """Yield the messages of a state that a selection may take: in order of delivery, or as they are named exactly."""
+    if which.exact and which.wanted is not None:
+        return named(context, state, which.wanted)
+    return browse(context, state, which.filter)
 
 
 def _names(message: Message) -> set[str]:

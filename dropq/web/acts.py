@@ -8,15 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-from dropq.api import Queue
-from dropq.errors import DropqError
 from dropq.format.layout import WAITING
 from dropq.format.printable import escape
 from dropq.lifecycle.context import QueueContext
-from dropq.queue.browsing import excerpt
+from dropq.queue.browsing import excerpt, named
 from dropq.upkeep import bulk
 from dropq.upkeep.bulk import Outcome, Selection
 from dropq.web.arguments import SHOWN, Arguments
@@ -81,22 +78,10 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
         shown["is_more"] = not found.is_whole and filter is not None
         shown["looked_at"] = found.looked_at
     else:
-        there = _there(queue, args)
-        names, count = list(islice(there.values(), LISTED)), len(there)
-        shown["named"] = tuple(there)
+        there = list(named(queue.context, args.state, args.ids))
+        names, count = [message.id for message in there[:LISTED]], len(there)
+        shown["named"] = tuple(message.file for message in there)
     return Page("plan.html", {**shown, "names": names, "count": count})
-
-
-def _there(queue: Queue, args: Arguments) -> dict[str, str]:
-    """Return the messages of a form that lie in the state, with their ids; a form may be forged."""
-    found = dict[str, str]()
-    for name in args.ids:
-        try:
-            for message in queue.find_all(name, [args.state]):
-                found[message.file] = message.id
-        except DropqError:
-            continue  # it moved on, or was never there: the plan counts what is
-    return found
 
 
 def _shown(args: Arguments) -> dict[str, Any]:
@@ -138,7 +123,7 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     if not args.until or age < -AHEAD:
         raise Refused(400, "This form says a time that no plan was made at: nothing was done.")
     names = None if args.which == "all" else args.ids
-    which = Selection((args.state,), names, filter if names is None else None, max(age, 0))
+    which = Selection((args.state,), names, filter if names is None else None, max(age, 0), exact=True)
     outcomes, is_over = _outcomes(queue.context, args, which), False
     done, failed, count, began = list[Outcome](), list[Outcome](), 0, time.monotonic()
     touched = set[str]()
