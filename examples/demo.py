@@ -5,7 +5,7 @@ added up by a Spark job and booked likewise. Selectors send some orders on by re
 The last day's sales are published on a topic with two subscriptions. A log that Spark sends as one message of many rows
 is settled row by row. Filters make entries of that log, over four queues: three handlers in Python, and three commands
 beside them. What a shop sends in a root of its own comes to a consumer here. Clients of PZQ send and receive over
-ZeroMQ.
+ZeroMQ. What failed is on a page for a browser, too.
 
     python examples/demo.py [--keep DIR]
 
@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
@@ -165,6 +167,23 @@ class Demo:
         """Look at what failed."""
         say("What was bad lies in error/, with its reason. It is not lost, and not in the way of the others:")
         self.run("dropq browse orders --state error | cut -f 1,7")
+        self.page()
+
+    def page(self) -> None:
+        """Open the page, as a browser would."""
+        say("`dropq web` shows it in a browser, too, with the reason of each, and prints the link to open. It begins:")
+        command = "dropq web --listen 127.0.0.1:0"
+        print(f"  $ {command} &", flush=True)
+        with subprocess.Popen(command.split(), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE) as web:
+            assert web.stdout is not None
+            link, shown, start = web.stdout.readline().decode().strip(), "under way", time.monotonic()
+            while "under way" in shown and time.monotonic() < start + PATIENCE:  # so are the first looks
+                shown = urlopen(link, timeout=PATIENCE).read().decode()
+                time.sleep(0.1)
+            print("".join(f"    {heading}\n" for heading in re.findall("<h1>(.*)</h1>", shown)), end="", flush=True)
+            status = end(web)
+        if status:
+            raise SystemExit(f"demo: the page ended with {status}")
 
     def mend(self) -> None:
         """Mend what failed."""

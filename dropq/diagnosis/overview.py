@@ -219,6 +219,11 @@ class Viewer:
         """Whether the root could be listed when that was last tried, and answers now."""
         return self.named or (self.problem is None and self._listing.silent(time.monotonic()) is None)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is known which queues there are, or what keeps them from being listed."""
+        return self.named or self._listing.due > 0
+
     def refresh(self) -> None:
         """Begin the looks that are due, as far as others have ended; each look that ends does so, too."""
         with self._changed:

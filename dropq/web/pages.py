@@ -107,6 +107,7 @@ def root(site: Site, args: Arguments) -> Page:
         "counts": counts,
         "age": max(ages, default=None),
         "missing": sum(one.last is None for one in found),
+        "has_begun": site.viewer.has_begun,
         "temporary": len(site.viewer.all()) - len(found),
         "problem": None if site.viewer.is_listed else str(site.viewer.problem or "it does not answer"),
         "still": args.still,
