@@ -181,7 +181,7 @@ class Carrier:
         """
         if not self.peer:
             return []
-        here = [name for name in sorted(reading.names_in(self.given)) if own_name_of(name) is not None]
+        here = sorted(name for name in reading.names_in(self.given) if own_name_of(name) is not None)
         if self.recalls:
             return here[:LIST_LENGTH]
         left = frozenset[str]() if newest is None or newest.back else frozenset(newest.given)
@@ -194,11 +194,14 @@ class Carrier:
         for entry in reading.entries(self.given):
             if len(given) >= LIST_LENGTH or size >= LIST_BYTES:
                 break
-            if self.source.sidecars.ignored(entry.name) or not reading.is_message_file(entry):
+            if not reading.is_message_file(entry):
+                continue
+            if own_name_of(entry.name) is None and self.source.sidecars.ignored(entry.name):
                 continue
             with suppress(FileNotFoundError):  # RACE: somebody took it
                 length = entry.stat(follow_symlinks=False).st_size
-                if os.access(entry.path, os.R_OK) and (file := self._given_name(entry.name)) is not None:
+                may_read = self.peer or os.access(entry.path, os.R_OK)  # what a bridge may not read went back before
+                if may_read and (file := self._given_name(entry.name)) is not None:
                     if file in self.written:
                         continue
                     given.append(file)
@@ -241,8 +244,9 @@ class Carrier:
         with self.destination.error_context("the messages are there, and the next carrier removes them here"):
             self.destination.storage.sync(self.destination.layout.ledger)
         with self.source.error_context("the messages were carried, and the next carrier removes them here"):
+            here = reading.names_in(self.given)  # of a list that was settled before nothing is there: it costs no call
             for file in listed.given:
-                if file not in kept:
+                if file in here and file not in kept:
                     self.source.storage.unlink(f"{self.given}/{file}")
         return count
 
@@ -312,8 +316,6 @@ class Carrier:
             for given in listed.given:
                 path = f"{self.given}/{given}"
                 own = own_name_of(given) or given
-                if self.peer and not reading.may_be_message(path):
-                    continue  # its list is data from others
                 try:
                     file = own
                     if not (keeps_names and is_plain(own)):
@@ -321,8 +323,7 @@ class Carrier:
                         file = naming.name_of_copy(self.source, path, name, self.destination, owned=self.owned)
                     if file in taken:  # two messages of one id
                         file = naming.copy_name(self.destination, self.destination.sidecars.parse(file))
-                    version = self.source.settling.version(path)
-                    storage.copy(path, f"{attempt.folder}/{file}", synced=each)
+                    was = storage.copy(path, f"{attempt.folder}/{file}", synced=each)
                 except FileNotFoundError:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier
@@ -334,8 +335,8 @@ class Carrier:
                 except OSError:
                     if not self.peer or not reading.exists(attempt.folder):
                         raise
-                    continue  # it cannot be read, or finds no room: it goes back
-                copies[given], versions[given] = file, version
+                    continue  # it is no file, cannot be read, or finds no room: it goes back
+                copies[given], versions[given] = file, BodyVersion(was.st_size, was.st_mtime_ns)
                 taken.add(file)
         return copies, versions
 
