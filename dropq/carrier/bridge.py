@@ -390,17 +390,16 @@ class _Crossing:
         is_timed = abs(own.clock.now_ms() - theirs.clock.now_ms()) <= CLOCKS
 
         def may_move(file: MessageFile) -> bool:
-            name = file.name
-            is_late = bool(name.expiration or name.not_before or own.config.expiration)
-            return is_timed or not is_late
+            return is_timed or not (own.config.expiration or file.name.expiration or file.name.not_before)
 
         yield from ((file, "") for file in self._unowned if may_move(file))
+        missing = sum(asked.values())
         for file in self._files:
-            if not any(asked.values()):
+            if not missing:
                 return
             if self._seen[_key(file)] > before or not may_move(file) or has_expired(theirs, file):
                 continue
-            if names.is_temporary(file.name.reply_to or ""):
+            if not file.plain and names.is_temporary(file.name.reply_to or ""):
                 continue  # the answer could not come back: its requester's queue is of its root alone
             if belongs is not None and not belongs(file):
                 continue
@@ -409,6 +408,7 @@ class _Crossing:
             takers = (want for want, left in asked.items() if left and (not want.filter or test(want.filter, file)))
             if (taker := next(takers, None)) is not None:
                 asked[taker] -= 1
+                missing -= 1
                 yield file, taker.subscription
 
     def _asked(self, own: QueueContext, wants: list[Wanted]) -> dict[Wanted, int]:
@@ -450,13 +450,13 @@ class _Crossing:
             raise Unavailable(f"{own.layout.base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
         size, to = 0, f"{self._root.config.instance}/{own.name}"
         for file, taker in chosen:
-            path = f"{theirs.layout.folder('delayed' if file.name.not_before else 'target')}/{file.filename}"
+            waits = "target" if file.plain or not file.name.not_before else "delayed"
+            path = f"{theirs.layout.folder(waits)}/{file.filename}"
             length = reading.readable_size(path)
             if length is None or size + length > free:
                 continue  # it is gone, no file, closed to this user, or too large
             size += length
-            name = file.filename if file.plain else replace(file.name.unmarked, via="", copied="")
-            if (gone := moves.give_away(path, name, row.given, to)) is not None:
+            if (gone := moves.give_away(path, file, row.given, to)) is not None:
                 given[gone] = taker
             if size >= LIST_BYTES:
                 break

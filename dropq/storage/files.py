@@ -427,7 +427,8 @@ class Storage:
                     self.sync_file(fd)
                 between()
 
-        with closing(open_file(source, READ)) as reading:
+        reading = open_file(source, READ)
+        try:
             found = os.fstat(reading)
             if not stat.S_ISREG(found.st_mode):
                 number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
@@ -446,6 +447,8 @@ class Storage:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)
                 raise
+        finally:
+            os.close(reading)
         return found
 
     # -- moving ------------------------------------------------------------------------------------------
