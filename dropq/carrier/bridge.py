@@ -230,10 +230,10 @@ class Bridge:
                     log.warning("%s: %s", what, why)
             said = now
             pause = ASKED
-            if not taken:
+            due = min((crossing.due for crossing in self._queues.values()), default=math.inf) - time.monotonic()
+            if not taken and due == math.inf:  # a look that found something to do is no measure of the others
                 average += (time.thread_time() - began - average) / AVERAGED
             if not failed and not any(crossing.is_far for crossing in self._queues.values()):
-                due = min((crossing.due for crossing in self._queues.values()), default=math.inf) - time.monotonic()
                 rests = RESTS if any(crossing.is_wanted for crossing in self._queues.values()) else 2 * RESTS
                 pause = 0.0 if taken else min(max(rests * average, TICK), max(due, TICK), ASKED)
 
