@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
 
 from dropq.carrier.carriers import carrier_of, noting
 from dropq.carrier.lists import LIST_BYTES, LIST_LENGTH
@@ -49,12 +50,12 @@ log = logging.getLogger("dropq")
 
 #: The first messages of a peer's target/ that a listing finds.
 LISTED = 10_000
-#: Seconds between two looks at what is wanted, and how many times as long as a look took, if that is more: a bridge
-#: that has nothing to do takes a 500th of a processor.
-TICK, RESTS = 0.02, 500
-#: Seconds between two looks where the file server is asked; between two stamps that say that a bridge looks; until a
-#: queue here is opened anew, and until its rows at the peer are looked at.
-ASKED, STAMPED, OPENED, ROWS = 1.0, 1.0, 5.0, 1.0
+#: Seconds between two looks at what is wanted, and how many times as long as a look takes, on average of so many, if
+#: that is more: a bridge that has nothing to do takes a 500th of a processor, and half of that while nobody waits.
+TICK, RESTS, AVERAGED = 0.02, 500, 16
+#: Seconds between two looks where the file server is asked; until it is asked whether a queue's configuration has
+#: changed; and until what lies in its rows at the peer is carried, and a stamp says that a bridge looks.
+ASKED, OPENED, ROWS = 1.0, 5.0, 5.0
 #: Seconds without a want after which a subscription begins with its free backlog again.
 FORGOTTEN = 10.0
 #: Seconds that `--once` waits for a message that may be taken soon; and files that a file system keeps free.
@@ -69,20 +70,60 @@ _NOTHING = "nothing was taken"
 _Key = tuple[str, int]
 
 
+class _Opened(NamedTuple):
+    """A queue that was opened, and what tells whether it has to be opened again; None where that is not known."""
+
+    context: QueueContext
+    origin: object
+
+    @classmethod
+    def anew(cls, root: RootContext, name: str) -> _Opened:
+        """Open a queue."""
+        context = open_queue(root, name)
+        return cls(context, _origin(context))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its root's configuration and its own are still what they were."""
+        return self.origin is not None and self.origin == _origin(self.context)
+
+
+def _origin(context: QueueContext) -> list[tuple[int, int, int] | None] | None:
+    """Return what changes when a queue's configuration does; None where it changed just now, and may do so again."""
+    root, layout, found = context.root.layout, context.layout, list[tuple[int, int, int] | None]()
+    settled = context.clock.now_ms() * 1_000_000 - reading.SETTLED_NS
+    for path in (root.path, root.config_file, layout.base, layout.config_file):
+        try:
+            status = reading.status_now(path)
+        except FileNotFoundError:
+            found.append(None)
+            continue
+        except OSError:
+            return None  # a link, or closed to this user
+        if status.st_ctime_ns > settled:
+            return None
+        found.append((status.st_ino, status.st_ctime_ns, status.st_size))
+    return found
+
+
 def shared_queues(
-    root: RootContext, wanted_names: Sequence[str] | None = None, warned: dict[str, str] | None = None
+    root: RootContext,
+    wanted_names: Sequence[str] | None = None,
+    warned: dict[str, str] | None = None,
+    known: dict[str, _Opened] | None = None,
 ) -> list[QueueContext]:
     """Open the queues that several roots share; of those that are named, if some are.
 
     Args:
         warned: why queues were passed over before, by name: the log says it once.
+        known: what was opened before, by name: it is opened again when its configuration has changed.
 
     Raises:
         ConfigError: a queue that is named is a LocalQueue, or the configuration of one cannot be used.
         NoSuchQueue: there is no such queue.
     """
     found = []
-    for context in _opened_queues(root, wanted_names, {} if warned is None else warned):
+    for context in _opened_queues(root, wanted_names, {} if warned is None else warned, {} if known is None else known):
         if context.config.replication_type != "LocalQueue":
             found.append(context)
         elif wanted_names:
@@ -93,12 +134,19 @@ def shared_queues(
 
 
 def _opened_queues(
-    root: RootContext, wanted_names: Sequence[str] | None, warned: dict[str, str]
+    root: RootContext, wanted_names: Sequence[str] | None, warned: dict[str, str], known: dict[str, _Opened]
 ) -> Iterator[QueueContext]:
     """Open the queues that are named, or else all that can be opened: one that cannot stops no other."""
-    for name in wanted_names or queue_names(root):
+    there = wanted_names or queue_names(root)
+    for gone in known.keys() - set(there):
+        del known[gone]
+    for name in there:
         try:
-            yield open_queue(root, name)
+            opened = known.pop(name, None)
+            if opened is None or not opened.is_current:
+                opened = _Opened.anew(root, name)
+            known[name] = opened
+            yield opened.context
         except (DropqError, OSError) as error:
             if wanted_names:
                 raise
@@ -160,6 +208,7 @@ class Bridge:
         self._names = names
         self._queues: dict[str, _Crossing] = {}
         self._opened = -math.inf
+        self._known: dict[str, _Opened] = {}
         self._passed_over: dict[str, str] = {}
 
         #: How many messages came, by queue.
@@ -171,7 +220,7 @@ class Bridge:
         The log says once of each queue why nothing can be taken.
         """
         said: dict[str, str] = {}
-        pause = 0.0
+        pause = average = 0.0
         while not wait(pause):
             began = time.thread_time()
             taken, failed = self._round()
@@ -181,9 +230,12 @@ class Bridge:
                     log.warning("%s: %s", what, why)
             said = now
             pause = ASKED
+            due = min((crossing.due for crossing in self._queues.values()), default=math.inf) - time.monotonic()
+            if not taken and due == math.inf:  # a look that found something to do is no measure of the others
+                average += (time.thread_time() - began - average) / AVERAGED
             if not failed and not any(crossing.is_far for crossing in self._queues.values()):
-                due = min((crossing.due for crossing in self._queues.values()), default=math.inf) - time.monotonic()
-                pause = 0.0 if taken else min(max(RESTS * (time.thread_time() - began), TICK), max(due, TICK), ASKED)
+                rests = RESTS if any(crossing.is_wanted for crossing in self._queues.values()) else 2 * RESTS
+                pause = 0.0 if taken else min(max(rests * average, TICK), max(due, TICK), ASKED)
 
     def once(self, wait: Callable[[float], bool] | None = None) -> None:
         """Take what is wanted now, as soon as it may be taken, and end; or once `wait` says that it is over.
@@ -209,19 +261,22 @@ class Bridge:
         failed: dict[str, Exception] = {}
         if time.monotonic() >= self._opened + OPENED:
             try:
-                there = [context.name for context in shared_queues(self._root, self._names, self._passed_over)]
+                there = shared_queues(self._root, self._names, self._passed_over, self._known)
             except (DropqError, OSError) as error:
                 failed["the queues of this root"] = error
             else:
                 self._opened = time.monotonic()
                 known = self._queues
-                self._queues = {name: known.get(name) or _Crossing(self._root, self._peer, name) for name in there}
+                self._queues = {own.name: known.get(own.name) or _Crossing(self._peer, own) for own in there}
+                for own in there:
+                    self._queues[own.name].open(own)
         before = self.taken.total()
         for name, crossing in self._queues.items():
             try:
                 self.taken[name] += crossing.round()
             except (DropqError, OSError) as error:
                 crossing.forget()
+                self._known.pop(name, None)
                 failed[f"queue {name}, peer {self._peer.name}"] = error
         return self.taken.total() - before, failed
 
@@ -229,16 +284,17 @@ class Bridge:
 class _Crossing:
     """Takes from one queue of a peer into the queue of the same name here."""
 
-    def __init__(self, root: RootContext, peer: Peer, name: str) -> None:
-        self._root = root
+    def __init__(self, peer: Peer, own: QueueContext) -> None:
+        self._root = own.root
         self._peer = peer
-        self._name = name
-        self._own: QueueContext | None = None
-        self._wants: Wants
-        self._own_until = self._theirs_until = self._stamped = self._rows_at = 0.0
-        self._theirs: QueueContext | None = None
+        self._own = own
+        self._wants = Wants(own)
+        self._theirs_until = self._rows_at = -math.inf
+        self._theirs: _Opened | None = None
         #: Whether the peer lies on a file server, which is not asked many times a second.
         self.is_far = False
+        #: Whether somebody waited at the last look, or all is taken at once.
+        self.is_wanted = False
         #: Of the last listing at the peer: the messages, in order, and when each was first seen; those that no root
         #: owns yet; and the folders' times.
         self._files: list[MessageFile] = []
@@ -254,25 +310,31 @@ class _Crossing:
     @property
     def due(self) -> float:
         """When the next of the messages that were listed may be taken, on the monotonic clock; infinity without any."""
-        patience = 0.0 if self._theirs is None else self._theirs.config.transfer_after
+        patience = 0.0 if self._theirs is None else self._theirs.context.config.transfer_after
         young = (seen + patience for seen in self._seen.values() if seen + patience > self._chosen_at)
         return min(young, default=math.inf)
 
     def forget(self) -> None:
         """Look at all anew the next time."""
-        self._own = self._theirs = self._test = None
+        self._theirs = self._test = None
         self._unowned = []
         self._files, self._seen, self._listed = [], {}, ()
 
+    def open(self, own: QueueContext) -> None:
+        """Take for the queue here what was opened anew, if it was."""
+        if own is not self._own:
+            self._own, self._wants = own, Wants(own)
+            self.forget()
+
     def round(self) -> int:
         """Carry what was given, and take what is wanted; return how many messages came."""
-        own = self._opened()
+        own = self._own
         now = time.monotonic()
         wants = self._wants.now()
         is_initial = own.config.replication_type == "GroupLocalQueue" and is_owner(own)
+        self.is_wanted = bool(wants) or is_initial
         taken, failed = 0, list[Exception]()
-        if now >= self._rows_at + ROWS:
-            self._rows_at = now
+        if is_due := now >= self._rows_at + ROWS:
             taken += self._carry_rows(own, failed)
         if wants or is_initial:
             taken += self._take(own, wants, takes_unowned=is_initial)
@@ -280,38 +342,34 @@ class _Crossing:
             self._files, self._unowned, self._seen, self._listed, self._test = [], [], {}, (), None
         for error in failed:
             raise error
-        if now >= self._stamped + STAMPED:
-            self._stamped = now
+        if is_due:
+            self._rows_at = now
             with suppress(OSError):  # without rights, health cannot tell that a bridge looks
                 own.storage.renew(f"{own.layout.wanted}/{LOOKED}")
         return taken
 
-    def _opened(self) -> QueueContext:
-        now = time.monotonic()
-        if self._own is None or now >= self._own_until:
-            self._own, self._own_until = open_queue(self._root, self._name), now + OPENED
-            self._wants = Wants(self._own)
-        return self._own
-
     def _open_theirs(self, own: QueueContext, *, anew: bool = False) -> QueueContext:
-        """Open the peer's queue, `anew` or now and then, and make sure that both roots mean the same."""
+        """Open the peer's queue, `anew` or when it may be another, and make sure that both roots mean the same."""
         now = time.monotonic()
+        if self._theirs is not None and not anew and now >= self._theirs_until and self._theirs.is_current:
+            self._theirs_until = now + OPENED
         if self._theirs is None or anew or now >= self._theirs_until:
-            theirs = open_queue(opened_peer(self._root, self._peer), self._name)
+            opened = _Opened.anew(opened_peer(self._root, self._peer), own.name)
+            theirs = opened.context
             if wrong := disagreements(own, theirs):
                 raise ConfigError(f"{theirs.layout.home}: {'; '.join(wrong)}; {_NOTHING}")
             self.is_far = reading.on_nfs(theirs.layout.target)
-            self._theirs, self._theirs_until = theirs, now + OPENED
-        return self._theirs
+            self._theirs, self._theirs_until = opened, now + OPENED
+        return self._theirs.context
 
     # -- what was given ------------------------------------------------------------------------------------------
 
     def _carry_rows(self, own: QueueContext, failed: list[Exception]) -> int:
         """Carry what this bridge, or another, was given before; a row that cannot be carried stops no other."""
         theirs = self._open_theirs(own)
-        marks, sent = marks_of(own.layout), 0
+        own_rows, sent = (self._root.config.instance, own.name), 0
         for row in list(rows(theirs.layout)):
-            if (row.peer, row.queue) == (self._root.config.instance, own.name) and row.mark in marks and _has_any(row):
+            if (row.peer, row.queue) == own_rows and _has_any(row) and row.mark in marks_of(own.layout):
                 try:
                     sent += self._carry(row, own, theirs)[0]
                 except (DropqError, OSError) as error:
@@ -390,17 +448,16 @@ class _Crossing:
         is_timed = abs(own.clock.now_ms() - theirs.clock.now_ms()) <= CLOCKS
 
         def may_move(file: MessageFile) -> bool:
-            name = file.name
-            is_late = bool(name.expiration or name.not_before or own.config.expiration)
-            return is_timed or not is_late
+            return is_timed or not (own.config.expiration or file.name.expiration or file.name.not_before)
 
         yield from ((file, "") for file in self._unowned if may_move(file))
+        missing = sum(asked.values())
         for file in self._files:
-            if not any(asked.values()):
+            if not missing:
                 return
             if self._seen[_key(file)] > before or not may_move(file) or has_expired(theirs, file):
                 continue
-            if names.is_temporary(file.name.reply_to or ""):
+            if not file.plain and names.is_temporary(file.name.reply_to or ""):
                 continue  # the answer could not come back: its requester's queue is of its root alone
             if belongs is not None and not belongs(file):
                 continue
@@ -409,6 +466,7 @@ class _Crossing:
             takers = (want for want, left in asked.items() if left and (not want.filter or test(want.filter, file)))
             if (taker := next(takers, None)) is not None:
                 asked[taker] -= 1
+                missing -= 1
                 yield file, taker.subscription
 
     def _asked(self, own: QueueContext, wants: list[Wanted]) -> dict[Wanted, int]:
@@ -450,13 +508,13 @@ class _Crossing:
             raise Unavailable(f"{own.layout.base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
         size, to = 0, f"{self._root.config.instance}/{own.name}"
         for file, taker in chosen:
-            path = f"{theirs.layout.folder('delayed' if file.name.not_before else 'target')}/{file.filename}"
+            waits = "target" if file.plain or not file.name.not_before else "delayed"
+            path = f"{theirs.layout.folder(waits)}/{file.filename}"
             length = reading.readable_size(path)
             if length is None or size + length > free:
                 continue  # it is gone, no file, closed to this user, or too large
             size += length
-            name = file.filename if file.plain else replace(file.name.unmarked, via="", copied="")
-            if (gone := moves.give_away(path, name, row.given, to)) is not None:
+            if (gone := moves.give_away(path, file, row.given, to)) is not None:
                 given[gone] = taker
             if size >= LIST_BYTES:
                 break
@@ -553,7 +611,7 @@ def recall(root: RootContext, peer: Peer, names: Sequence[str] | None) -> int:
     """
     back, passed_over = 0, dict[str, str]()
     there: RootContext | None = None
-    for own in _opened_queues(root, names, passed_over):
+    for own in _opened_queues(root, names, passed_over, {}):
         for row in [row for row in rows(own.layout) if row.peer == peer.name and _has_any(row)]:
             there = there or opened_peer(root, peer)
             back += _recall_row(row, own, open_queue(there, own.name))
@@ -587,7 +645,7 @@ def end_rows(root: RootContext, peer: str, names: Sequence[str] | None) -> int:
     Each row to it becomes ROW.ended, which stays. What the peer has got already, or gets at this instant, comes twice.
     """
     back = 0
-    for own in _opened_queues(root, names, {}):
+    for own in _opened_queues(root, names, {}, {}):
         for row in list(rows(own.layout)):
             if row.peer == peer:
                 with own.error_context("what was given stays where it is"):

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dropq.errors import DropqError
-from dropq.format.claims import BodyVersion
 from dropq.format.layout import GONE_PREFIX, STATES
 from dropq.format.names import Name, is_plain
 from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
@@ -176,39 +175,47 @@ class Carrier:
     def _going_back(self, newest: List | None) -> list[str]:
         """Return the names of messages that go back to the queue that gave them.
 
-        A bridge sends back what its newest list left here, and what this user may not read: no consumer would get it
-        here. If it recalls, it sends all back. A carrier within one root sends nothing back.
+        A bridge sends back what its newest list left here: no consumer would get it here. If it recalls, it sends all
+        back. A carrier within one root sends nothing back.
         """
         if not self.peer:
             return []
-        here = [name for name in sorted(reading.names_in(self.given)) if own_name_of(name) is not None]
-        if self.recalls:
-            return here[:LIST_LENGTH]
-        left = frozenset[str]() if newest is None or newest.back else frozenset(newest.given)
-        return [name for name in here if name in left or not os.access(f"{self.given}/{name}", os.R_OK)][:LIST_LENGTH]
+        here = reading.names_in(self.given)
+        if not self.recalls:
+            here &= frozenset() if newest is None or newest.back else frozenset(newest.given)
+        return sorted(name for name in here if own_name_of(name) is not None)[:LIST_LENGTH]
 
     def _waiting(self) -> list[str]:
-        """Return the names of enough messages for a list; leave out those that this user may not read."""
-        given: list[str] = []
+        """Return the names of enough messages for a list; leave out those that this user may not read.
+
+        A bridge lists those, too, and sends them back, as the list leaves them here.
+        """
+        given = list[tuple[str, str]]()
         size = 0
         for entry in reading.entries(self.given):
             if len(given) >= LIST_LENGTH or size >= LIST_BYTES:
                 break
-            if self.source.sidecars.ignored(entry.name) or not reading.is_message_file(entry):
+            if not reading.is_message_file(entry):
                 continue
-            with suppress(FileNotFoundError):  # RACE: somebody took it
+            try:
                 length = entry.stat(follow_symlinks=False).st_size
-                if os.access(entry.path, os.R_OK) and (file := self._given_name(entry.name)) is not None:
-                    if file in self.written:
-                        continue
-                    given.append(file)
-                    size += length
-        return sorted(given, key=lambda file: own_name_of(file) or "")  # copies come there in this order
+            except FileNotFoundError:
+                continue  # RACE: somebody took it
+            file = self._given_name(entry.name) if self.peer or os.access(entry.path, os.R_OK) else None
+            if file is not None and file not in self.written:
+                given.append((own_name_of(file) or "", file))
+                size += length
+        return [file for _, file in sorted(given)]  # copies come there in the order of their own names
 
     def _given_name(self, file: str) -> str | None:
-        """Return the name of a message in the folder; give it a new one if a script moved it there under its own."""
+        """Return the name of a message in the folder; give it a new one if a script moved it there under its own.
+
+        Return None for a name that is ignored, and for what somebody has taken.
+        """
         if own_name_of(file) is not None:
             return file
+        if self.source.sidecars.ignored(file):
+            return None
         name = self.source.sidecars.file(file).name
         return Moves(self.source).give(f"{self.given}/{file}", name, self.given)
 
@@ -220,7 +227,7 @@ class Carrier:
             return self._send_back(listed)
         job = TransferJob(self.destination, self.row, listed.number)
         count = 0
-        if job.sent:
+        if was_sent := job.sent:
             job.abort()  # which rolls it forward if that is not done
         else:
             count = self._send(job, listed)
@@ -241,8 +248,10 @@ class Carrier:
         with self.destination.error_context("the messages are there, and the next carrier removes them here"):
             self.destination.storage.sync(self.destination.layout.ledger)
         with self.source.error_context("the messages were carried, and the next carrier removes them here"):
+            # Of a list that was sent before most often nothing is here, and to remove what is gone takes a call, too.
+            here = reading.names_in(self.given) if was_sent else frozenset(listed.given)
             for file in listed.given:
-                if file not in kept:
+                if file in here and file not in kept:
                     self.source.storage.unlink(f"{self.given}/{file}")
         return count
 
@@ -288,10 +297,10 @@ class Carrier:
         try:
             self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
             with self.destination.error_context(_GIVEN):
-                copies, versions = self._copy(attempt, listed)
+                copies, before = self._copy(attempt, listed)
                 # RACE: a person who takes a listed message away by hand from here on has a second copy, and what a
                 # process writes to it from here on is removed with it.
-                for file in self._left(versions):
+                for file in self._left(before):
                     self.destination.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
             attempt.files += copies.values()
             return attempt.finish(), copies
@@ -301,19 +310,20 @@ class Carrier:
                 self.destination.storage.remove_folder(job.folder)  # unless another carrier is in it
             raise
 
-    def _copy(self, attempt: Attempt, listed: List) -> tuple[dict[str, str], dict[str, BodyVersion]]:
-        """Copy the messages of a list that are there into a job; return their names, and their bodies' versions."""
+    def _copy(self, attempt: Attempt, listed: List) -> tuple[dict[str, str], dict[str, tuple[int, int]]]:
+        """Copy the messages of a list that are there into a job.
+
+        Return their names, and of each how long it was before, and when it was written.
+        """
         storage = self.destination.storage
         copies: dict[str, str] = {}
-        versions: dict[str, BodyVersion] = {}
+        before: dict[str, tuple[int, int]] = {}
         taken: set[str] = set()
         keeps_names = not self.owned and storage.refuses_to_replace(self.destination.layout.private)
         with storage.together(attempt.folder, len(listed.given)) as each:
             for given in listed.given:
                 path = f"{self.given}/{given}"
                 own = own_name_of(given) or given
-                if self.peer and not reading.may_be_message(path):
-                    continue  # its list is data from others
                 try:
                     file = own
                     if not (keeps_names and is_plain(own)):
@@ -321,8 +331,7 @@ class Carrier:
                         file = naming.name_of_copy(self.source, path, name, self.destination, owned=self.owned)
                     if file in taken:  # two messages of one id
                         file = naming.copy_name(self.destination, self.destination.sidecars.parse(file))
-                    version = self.source.settling.version(path)
-                    storage.copy(path, f"{attempt.folder}/{file}", synced=each)
+                    found = storage.copy(path, f"{attempt.folder}/{file}", synced=each)
                 except FileNotFoundError:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier
@@ -334,17 +343,18 @@ class Carrier:
                 except OSError:
                     if not self.peer or not reading.exists(attempt.folder):
                         raise
-                    continue  # it cannot be read, or finds no room: it goes back
-                copies[given], versions[given] = file, version
+                    continue  # it is no file, cannot be read, or finds no room: it goes back
+                copies[given], before[given] = file, (found.st_size, found.st_mtime_ns)
                 taken.add(file)
-        return copies, versions
+        return copies, before
 
-    def _left(self, versions: Mapping[str, BodyVersion]) -> list[str]:
+    def _left(self, before: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return which copied messages do not go with this list: they are gone, or somebody wrote to them meanwhile."""
         left = []
-        for given, version in versions.items():
+        for given, was in before.items():
             try:
-                if self.source.settling.version(f"{self.given}/{given}") == version:
+                found = self.source.settling.status(f"{self.given}/{given}")
+                if (found.st_size, found.st_mtime_ns) == was:
                     continue
                 self.written.add(given)
             except FileNotFoundError:

@@ -11,6 +11,7 @@ ROW.ended/          a row that somebody ended by hand: what the ledger there say
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from dropq.format.escapes import is_coded
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX
@@ -23,6 +24,9 @@ REFUSED = "refused.json"
 ENDED = ".ended"
 #: The folder of a row that has its messages. A copy for many receivers comes there as it comes to a queue.
 GIVEN = "target"
+
+#: How many names are remembered: those of some lists, as each step of a carrier asks for them.
+_KNOWN = 4096
 
 _ROW = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LIST = re.compile(r"([1-9][0-9]{0,17})\.json", re.ASCII)
@@ -70,6 +74,7 @@ def given_name(token: str, own_name: str) -> str:
     return f"{token}~{own_name}"
 
 
+@lru_cache(_KNOWN)
 def own_name_of(given: str) -> str | None:
     """Return the message's own file name by the name that it was given under; None for any other name."""
     found = _GIVEN.fullmatch(given)

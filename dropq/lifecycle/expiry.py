@@ -13,7 +13,7 @@ from dropq.lifecycle.context import QueueContext
 
 def may_expire(context: QueueContext, file: MessageFile) -> bool:
     """Return whether a waiting message can expire at all; this is quick, as it parses no name."""
-    return context.config.expiration is not None or not names.has_no_expiration(file.filename)
+    return context.config.expiration is not None or not (file.plain or names.has_no_expiration(file.filename))
 
 
 def has_expired(context: QueueContext, file: MessageFile) -> bool:

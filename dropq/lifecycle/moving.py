@@ -424,7 +424,7 @@ class Moves:
             Its name there, which no file had before; None if another process moved it first.
         """
         try:
-            return os.path.basename(self._move_to_row(path, given, name))
+            return self._move_to_row(path, given, name).rpartition("/")[2]
         except FileNotFoundError as error:
             if reading.exists(path):
                 raise storage_error(error, f"{given} is missing; the message stays where it was") from error
@@ -432,11 +432,12 @@ class Moves:
         except OSError as error:
             raise storage_error(error, "the message stays where it was") from error
 
-    def give_away(self, path: str, name: Name | str, given: str, to: str) -> str | None:
+    def give_away(self, path: str, file: MessageFile, given: str, to: str) -> str | None:
         """Give a waiting message to a row for another root's queue, which people call `to`; result as of `give`."""
+        name = file.filename if file.plain else replace(file.name.unmarked, via="", copied="")
         gone = self.give(path, name, given)
         if gone is not None:
-            self._ended("moved", self._sidecars.file(os.path.basename(path)).own_name, to=to, intended=True)
+            self._ended("moved", file.own_name, to=to, intended=True)
         return gone
 
     def _move_to_row(self, path: str, folder: str, name: Name | str) -> str:

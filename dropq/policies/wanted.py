@@ -95,17 +95,30 @@ class Wants:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._known: dict[tuple[str, int], Wanted | None] = {}
+        self._empty = reading.Standstill(context.layout.wanted, clock=context.clock)
 
     def now(self) -> list[Wanted]:
         """Return what is wanted, by subscription; anybody who may write there may have written it."""
         found: dict[tuple[str, int], Wanted | None] = {}
+        if is_empty := not self._known:
+            try:
+                if self._empty.lasts():
+                    return []
+                self._empty.begin()
+            except FileNotFoundError:
+                return []  # the queue is gone
         since = self._context.clock.now_ms() - int(COUNTS * 1000)
         for entry in reading.entries(self._context.layout.wanted):
             with suppress(FileNotFoundError):  # RACE: its subscription was closed
+                if entry.name.startswith("."):
+                    continue
+                is_empty = False
                 status = entry.stat(follow_symlinks=False)
-                if not entry.name.startswith(".") and status.st_mtime_ns // 1_000_000 >= since:
+                if status.st_mtime_ns // 1_000_000 >= since:
                     key = entry.name, status.st_ino
                     found[key] = self._known[key] if key in self._known else _read(entry)
+        if is_empty:
+            self._empty.confirm()
         self._known = found
         return sorted(want for want in found.values() if want is not None)
 

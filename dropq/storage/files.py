@@ -27,7 +27,7 @@ from dropq.storage import system_calls
 from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
-from dropq.storage.reading import READ_SIZE, entries, open_body
+from dropq.storage.reading import READ_SIZE, entries
 from dropq.storage.system_calls import CREATE, FILE_MODE, FOLDER, HERE, NO_FLAGS, READ, TOUCH, closing, open_file
 
 log = logging.getLogger("dropq")
@@ -408,7 +408,7 @@ class Storage:
         synced: bool = True,
         like: Storage | None = None,
         between: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> os.stat_result:
         """Copy a file to a new file, with its times where the file system can keep them; remove the copy if that fails.
 
         Args:
@@ -416,26 +416,40 @@ class Storage:
             like: whose modes and group the copy gets; None for its own.
             between: called after each `COPIED_AT_ONCE` bytes, which are synced first, so that no sync takes long; what
                 it raises ends the copy.
+
+        Returns:
+            What the file was before it was read. What is no regular file is not read.
         """
-        with open_body(source) as reading:
+
+        def step() -> None:
+            if between is not None:
+                if synced:
+                    self.sync_file(fd)
+                between()
+
+        reading = open_file(source, READ)
+        try:
+            found = os.fstat(reading)
+            if not stat.S_ISREG(found.st_mode):
+                number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+                raise OSError(number, os.strerror(number), source)
             fd = (like or self).create(destination)
             try:
-                with open(fd, "wb"):
-                    for _ in _copied_in_steps(reading.fileno(), fd):
-                        if between is not None:
-                            if synced:
-                                self.sync_file(fd)
-                            between()
-                    found = os.fstat(reading.fileno())
+                try:
+                    size = _copy_in_steps(reading, fd, found.st_size, step)
                     _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
-                    size = os.lseek(fd, 0, os.SEEK_CUR)
+                finally:
+                    os.close(fd)
                 self.await_whole(destination, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)
                 raise
+        finally:
+            os.close(reading)
+        return found
 
     # -- moving ------------------------------------------------------------------------------------------
 
@@ -780,27 +794,28 @@ def _set_times(fd: int, times: tuple[int, int]) -> None:
         os.utime(fd, ns=times)
 
 
-def _copied_in_steps(source: int, destination: int) -> Iterator[int]:
-    """Copy a file to an empty one; after each step yield how much is written, if there is more to write.
+def _copy_in_steps(source: int, destination: int, size: int, between: Callable[[], object]) -> int:
+    """Copy a file of a size to an empty one, with a call `between` two steps; return how many bytes were copied.
 
     The call that clones a file, or copies it on its server, does that where it can.
     """
-    left, copied = os.fstat(source).st_size, 0
+    copied = 0
     try:
-        while left > copied and (count := os.copy_file_range(source, destination, min(left - copied, COPIED_AT_ONCE))):
+        while size > copied and (count := os.copy_file_range(source, destination, min(size - copied, COPIED_AT_ONCE))):
             copied += count
-            if left > copied:
-                yield copied
+            if size > copied:
+                between()
     except OSError:
         if copied:
             raise
     if copied:
-        return
+        return copied
     while piece := os.read(source, READ_SIZE):
         _write_rest(destination, piece, 0)
         copied += len(piece)
         if copied % COPIED_AT_ONCE < len(piece):
-            yield copied
+            between()
+    return copied
 
 
 def _raise_unless_in(error: OSError, source: str, folder: int, name: str) -> None:

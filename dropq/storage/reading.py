@@ -416,11 +416,10 @@ def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
 def readable_size(path: str) -> int | None:
     """Return how long a regular file is that this user may read; None for anything else. It follows no link."""
     try:
-        with closing(open_file(path, READ)) as fd:
-            found = os.fstat(fd)
+        found = os.lstat(path)
     except OSError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return found.st_size if stat.S_ISREG(found.st_mode) and os.access(path, os.R_OK) else None
 
 
 def is_closed(path: str) -> bool:
@@ -619,10 +618,11 @@ def _check(content: object, left: int, *, any_text: bool) -> None:
         raise ValueError("it is nested too deeply")
     inner = [*content.keys(), *content.values()] if isinstance(content, dict) else content
     for value in inner if isinstance(inner, list) else ():
-        if isinstance(value, dict | list):
+        if isinstance(value, str):
+            if not any_text:
+                check_path(value)
+        elif isinstance(value, dict | list):
             _check(value, left - 1, any_text=any_text)
-        elif not any_text and isinstance(value, str):
-            check_path(value)
 
 
 def check_path(text: str) -> None:

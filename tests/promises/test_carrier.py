@@ -147,12 +147,13 @@ def test_what_is_written_to_before_its_list_is_sent_goes_with_a_later_one(
         drop(scene.here, name, b"1\n")
     real, copied = Storage.copy, list[str]()
 
-    def copy(self: Storage, source: str, destination: str, **options: Any) -> None:
-        real(self, source, destination, **options)
+    def copy(self: Storage, source: str, destination: str, **options: Any) -> os.stat_result:
+        was = real(self, source, destination, **options)
         copied.append(source)
         if len(copied) == 2:  # the first was copied a while ago
             with open(copied[at], "ab") as body:
                 body.write(b"2\n")
+        return was
 
     monkeypatch.setattr(Storage, "copy", copy)
     outcomes = move(scene)

@@ -23,6 +23,7 @@ from dropq.diagnosis import peers
 from dropq.lifecycle.giving import OlderState
 from dropq.policies import wanted as wanted_module
 from dropq.policies.wanted import LOOKED, Wants
+from dropq.storage import reading
 from dropq.storage.files import Storage
 
 OPTIONS: dict[str, Any] = {
@@ -171,6 +172,7 @@ def test_a_filter_that_cannot_be_read_stops_no_other_want(
         bridge = bridge_of(b, "a")
         bridge.once()
         a.send(b"y")
+        bridge._queues["q"]._list_again = 0.0  # however long the first listing took
         bridge.once()
         assert bridge.taken.total() == 2
     assert len([record for record in caplog.records if "((((" in record.message]) == 1  # not at each listing
@@ -255,6 +257,42 @@ def test_a_local_queue_says_nothing(tmp_path: Path) -> None:
     assert not (base(queue) / ".dropq" / "wanted").exists()
     with pytest.raises(ConfigError, match="LocalQueue"):
         bridge_module.shared_queues(queue.root.context, ["q"])
+
+
+def test_a_bridge_opens_a_queue_again_when_its_configuration_has_changed(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SETTLED_NS", -(10**18))  # what changed just now counts, too
+    root, known = pair[1].root.context, dict[str, Any]()
+    (context,) = bridge_module.shared_queues(root, known=known)
+    assert bridge_module.shared_queues(root, known=known)[0] is context
+    toml = base(pair[1]) / "queue.toml"
+    toml.write_text(toml.read_text() + "max_unprocessed = 7\n")
+    assert bridge_module.shared_queues(root, known=known)[0].config.max_unprocessed == 7
+    shutil.rmtree(base(pair[1]))
+    assert bridge_module.shared_queues(root, known=known) == [] == list(known)
+
+
+def test_a_queue_whose_configuration_changed_just_now_is_opened_again(pair: tuple[Queue, Queue]) -> None:
+    root, known = pair[1].root.context, dict[str, Any]()
+    os.utime(base(pair[1]) / "queue.toml")
+    (context,) = bridge_module.shared_queues(root, known=known)
+    assert bridge_module.shared_queues(root, known=known)[0] is not context
+
+
+def test_a_want_is_seen_where_nobody_wanted_anything(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SETTLED_NS", -(10**18))
+    b = pair[1]
+    wants = Wants(b.context)
+    assert wants.now() == wants.now() == []
+    with b.subscribe() as subscription:
+        assert subscription.receive() is None
+        assert len(wants.now()) == len(wants.now()) == 1
+    assert wants.now() == wants.now() == []
+    shutil.rmtree(base(b))
+    assert wants.now() == []
 
 
 def test_what_was_listed_and_is_taken_meanwhile_stays_with_the_owner(

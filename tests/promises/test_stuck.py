@@ -190,7 +190,7 @@ def test_what_a_router_was_copying_when_it_was_killed_is_claimed_for_no_longer_t
     os.truncate(base(queue) / "target" / "big.iso", 50 << 30)
     os.utime(base(queue) / "target" / "big.iso", (0, 0))
 
-    def die(*args: object, **options: object) -> None:
+    def die(*args: object, **options: object) -> Any:
         os._exit(DIED)
 
     def copies() -> None:

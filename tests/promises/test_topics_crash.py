@@ -637,7 +637,7 @@ def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer
     write_all, copy = Storage.write_all, Storage.copy
     passed = [0.0]
 
-    def slowly(write: Callable[..., None], *args: Any, **options: Any) -> None:
+    def slowly(write: Callable[..., object], *args: Any, **options: Any) -> None:
         write(*args, **options)
         passed[0] += copies.LEASE / 4
         clock.advance(copies.LEASE / 4)

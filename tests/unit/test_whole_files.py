@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dropq import Root, StorageError
-from dropq.storage import files, system_calls
+from dropq.storage import files, reading, system_calls
 from dropq.storage.files import Storage
 from dropq.storage.mounts import Mount
 
@@ -77,3 +77,26 @@ def test_what_does_not_become_whole_is_not_sent_and_the_error_says_why(
     assert refused.value.__cause__.errno == errno.EIO
     assert queue.counts()["target"] == 0
     assert os.listdir(queue.layout.working) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+def test_a_copy_reads_regular_files_only_and_waits_for_none(tmp_path: Path, kind: str) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    if kind == "fifo":
+        os.mkfifo(source)
+    elif kind == "folder":
+        source.mkdir()
+    else:
+        source.symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="source") as raised:
+        Storage("none").copy(str(source), str(copy))
+    assert raised.value.errno in reading.CLOSED and not copy.exists()
+
+
+def test_a_copy_says_what_the_file_was_before_it_was_read(tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.write_bytes(b"body")
+    os.utime(source, ns=(10**18, 10**18 + 5))
+    found = Storage("none").copy(str(source), str(copy))
+    assert (found.st_size, found.st_mtime_ns) == (4, 10**18 + 5)
+    assert copy.read_bytes() == b"body" and copy.stat().st_mtime_ns == 10**18 + 5
