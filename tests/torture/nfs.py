@@ -63,7 +63,7 @@ def run(options: Options) -> Iterator[Row]:
         yield nfs_roots.storm(folder, version, options.seed)
         if version != "v3 nolock":
             yield calls(folder, version)
-            yield root_hosts.row(folder / "hosts", version, options.seed, cuts=2 if options.long else 1)
+        yield root_hosts.row(folder / "hosts", version, options.seed, cuts=2 if options.long else 1)
     for version in ("v3", "v4.2"):
         yield nfs_spark.jobs(options.folder / version, version)
 

@@ -8,6 +8,7 @@ archive of one of both roots, once, and where it was acknowledged.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -43,9 +44,9 @@ CROSSED = 30
 AWAY, ALONE = 5.0, 30
 #: Seconds in which each thing that is waited for has to happen, whatever else the machine has to do.
 PATIENCE = 900.0
-#: A producer sends so many messages at once at most, and rests for so many seconds at most. A consumer works on each
-#: for so many: it does not get on with all of them, so the other host gets some.
-MANY, REST, WORK = 100, 4.0, 0.1
+#: A producer sends so many messages at once at most, and rests when they are worked off, as long as that took or so: so
+#: each host has at times too much to do, and at times nothing. A consumer works on each for so many seconds at most.
+MANY, WORK = 100, 0.1
 #: How many messages each consumer of a host may hold, and how often it gives one back.
 BACKLOGS, NACKED = (1, None), 0.05
 #: Seconds between two rounds of upkeep; and between two looks at what the guests said.
@@ -292,16 +293,23 @@ def _say_failure(part: Callable[[Root], None], root: Path) -> None:
 
 
 def _produce(prefix: str, told: Path, root: Root) -> None:
-    """Send until it is told to stop, now more and now less."""
-    chance, serial, queue = random.Random(prefix), 0, root.queue("q")
+    """Send some messages, let them be worked off, and rest; until it is told to stop."""
+    chance, queue = random.Random(prefix), root.queue("q")
+    names = (f"{prefix}-{number}" for number in itertools.count())
+
+    def stay_while(condition: Callable[[], object]) -> None:
+        while condition() and not (told / STOP).exists():
+            time.sleep(LOOK)
+
     while not (told / STOP).exists():
-        for _ in range(chance.randint(1, MANY)):
-            name = f"{prefix}-{serial}"
-            serial += 1
+        begun = time.monotonic()
+        for name in itertools.islice(names, chance.randint(1, MANY)):
             say(f"try {name}")
             queue.send(body(name, chance.randrange(20_000)))
             say(f"sent {name}")
-        time.sleep(REST * chance.random())
+        stay_while(lambda: queue.counts()["target"])
+        end = time.monotonic() + 2 * chance.random() * (time.monotonic() - begun)
+        stay_while(lambda end=end: time.monotonic() < end)  # type: ignore[misc]
 
 
 def _consume(most: int | None, root: Root) -> None:
