@@ -50,7 +50,7 @@ MANY, WORK = 100, 0.1
 #: How many messages each consumer of a host may hold, and how often it gives one back.
 BACKLOGS, NACKED = (1, None), 0.05
 #: Seconds between two rounds of upkeep; and between two looks at what the guests said.
-ROUND, LOOK = 0.5, 0.05
+ROUND, LOOK = 0.5, 0.1
 #: Seconds in which a bridge copies what it was given, and removes it at the peer.
 CARRYING = 0.6
 #: The files of the host's by which the guests are told to send no more, and to end; and the guest's own, when it has.
