@@ -172,7 +172,7 @@ def _work(hosts: Sequence[Host], folder: Path, cuts: int, chance: random.Random,
         cut.up()
         _take_from_each_other(hosts, 1)
         met += on_the_way + cut.found() > 0
-    found.test += f" ({met} of {found.kills} cuts met messages on their way)"
+    found.test += f" ({met} of {found.kills} in a transfer)"
     for sign, last in ((STOP, "left 0"), (END, "over")):
         (folder / sign).touch()
         for host in hosts:
@@ -262,7 +262,8 @@ def work(disk: Path, name: str, run: int, version: str, tree: str, told_by: str)
         say(f"kept {_on_the_way(queue)}")
         if (told / STOP).exists():
             if producer:
-                producer = ended(producer)
+                ended(producer)
+                producer = 0
             say(f"left {_left(queue)}")
         time.sleep(ROUND)
     ended(bridge)
@@ -316,8 +317,8 @@ def _consume(most: int | None, root: Root) -> None:
     """Acknowledge what comes, after some work, until all is over; give some back."""
     chance = random.Random(str(most))
     with root.queue("q").subscribe(max_backlog=most) as subscription:
-        while not OVER.exists():
-            if (message := subscription.receive(1.0)) is None:
+        while (message := subscription.receive(1.0)) is not None or not OVER.exists():
+            if message is None:
                 continue
             time.sleep(WORK * chance.random())
             if chance.random() < NACKED:
