@@ -31,6 +31,10 @@ TRANSPORTS = ("udp tpi_clts v inet udp - -", "tcp tpi_cots_ord v inet tcp - -", 
 #: The options that each version is mounted with: no client shares what it keeps with another, as if on two hosts.
 V3 = "vers=3,proto=tcp,mountproto=tcp,mountport=20048"
 CLIENTS = {"v3": V3, "v3 nolock": f"{V3},nolock", "v4.2": "vers=4.2,proto=tcp,clientaddr=127.0.0.1"}
+#: What the addresses of guests at one cable begin with.
+NETWORK = "10.9.0"
+#: Seconds for which a server that starts leaves files to the clients that had them: the shortest that it takes.
+GRACE = "10"
 
 
 def say(line: str) -> None:
@@ -86,13 +90,34 @@ def never_write_back() -> None:
         Path("/proc/sys/fs/xfs/xfssyncd_centisecs").write_text("720000")
 
 
+# -- the network ---------------------------------------------------------------------------------------------------
+
+
+def plug_in(number: int) -> None:
+    """Be the host of a number at the guest's wire: each time that it starts, it has the same addresses.
+
+    Raises:
+        FileNotFoundError: the kernel knows of no wire.
+    """
+    os.stat("/sys/class/net/vec0")
+    _run("ip", "link", "set", "vec0", "address", f"02:00:00:00:00:{number:02x}")
+    _run("ip", "address", "add", f"{NETWORK}.{number}/24", "dev", "vec0")
+    _run("ip", "link", "set", "vec0", "up")
+
+
 # -- NFS -----------------------------------------------------------------------------------------------------------
 
 
-def serve(tree: Path) -> None:
-    """Serve the disk over NFS, by the kernel's server, on all the versions that it has."""
+def serve(tree: Path, *, kept: Path | None = None) -> None:
+    """Serve the disk over NFS, by the kernel's server, on all the versions that it has.
+
+    Args:
+        tree: where the packages are.
+        kept: where the server keeps which clients it has, to know them when it starts again after a power cut; then it
+            leaves to them for `GRACE` what they had open. Without it nothing is kept.
+    """
     _run("ip", "link", "set", "lo", "up")
-    _configure()
+    _configure(kept)
     for module in ("nfsd", "nfsv3", "nfsv4"):
         load(tree, module)
     _run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
@@ -101,7 +126,11 @@ def serve(tree: Path) -> None:
     _run("rpc.statd", "--no-notify")
     _run("exportfs", "-ra")
     _run("rpc.mountd", "-p", "20048")
-    start_server()
+    if kept is None:
+        start_server()
+    else:
+        _run("rpc.nfsd", "-G", GRACE, "-L", GRACE, "8")
+        _run("sm-notify")  # of NFS 3: who had locks here is to take them again
 
 
 def start_server() -> None:
@@ -110,7 +139,7 @@ def start_server() -> None:
     Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")  # nobody has anything to reclaim
 
 
-def _configure() -> None:
+def _configure(kept: Path | None) -> None:
     """Put folders of our own over those in which the server looks: nothing of the host's is read or written."""
     etc = Path("/run/etc")
     etc.mkdir()
@@ -125,8 +154,11 @@ def _configure() -> None:
     (etc / "exports").write_text(f"{DISK} *(rw,sync,no_root_squash,no_subtree_check,insecure,fsid=0)\n")
     _run("mount", "--bind", str(etc), "/etc")
     _run("mount", "-t", "tmpfs", "tmpfs", "/var/lib")
+    if kept is not None:
+        Path("/var/lib/nfs").mkdir()
+        _run("mount", "--bind", str(kept), "/var/lib/nfs")
     for name in ("sm", "sm.bak", "rpc_pipefs", "v4recovery"):
-        Path("/var/lib/nfs", name).mkdir(parents=True)
+        Path("/var/lib/nfs", name).mkdir(parents=True, exist_ok=True)
     for name in ("etab", "rmtab", "state"):
         Path("/var/lib/nfs", name).touch()
 
@@ -144,7 +176,7 @@ def load(tree: Path, module: str) -> None:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
 
 
-def mount(version: str, name: str, *, port: int = 2049, options: str = "") -> Path:
+def mount(version: str, name: str, *, port: int = 2049, options: str = "", server: int | None = None) -> Path:
     """Mount the disk by NFS, as a client of its own: by another address of the server, and under another name.
 
     Else clients of one kernel find out that their server is the same, and become one, connection and all.
@@ -154,13 +186,15 @@ def mount(version: str, name: str, *, port: int = 2049, options: str = "") -> Pa
         name: the client's.
         port: where the server listens.
         options: more options of the mount, such as `actimeo=0`.
+        server: the number at the wire of the guest whose disk it is; None for this one.
     """
     folder = MOUNTS / name
     folder.mkdir()
-    address = f"127.0.0.{len(list(MOUNTS.iterdir()))}"
+    address = f"127.0.0.{len(list(MOUNTS.iterdir()))}" if server is None else f"{NETWORK}.{server}"
     exported = "/" if version.startswith("v4") else str(DISK)
     own = socket.gethostname()
-    socket.sethostname(f"client-{name}")
+    if server is None:
+        socket.sethostname(f"client-{name}")
     try:
         words = [CLIENTS[version], "nosharecache", f"port={port}", *filter(None, [options])]
         _run("mount.nfs", f"{address}:{exported}", str(folder), "-o", ",".join(words))

@@ -28,7 +28,7 @@ from dropq import DropqError, LeaseLost, Message, Out, Queue, Root, Subscription
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage import reading
-from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_roots, nfs_spark
+from torture import nfs_calls, nfs_locks, nfs_quiet, nfs_roots, nfs_spark, root_hosts
 from torture.account import Found, body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -63,6 +63,7 @@ def run(options: Options) -> Iterator[Row]:
         yield nfs_roots.storm(folder, version, options.seed)
         if version != "v3 nolock":
             yield calls(folder, version)
+        yield root_hosts.row(folder / "hosts", version, options.seed, cuts=2 if options.long else 1)
     for version in ("v3", "v4.2"):
         yield nfs_spark.jobs(options.folder / version, version)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torture import graph_powercut, output_powercut, powercut, record_powercut, uml
+from torture import graph_powercut, output_powercut, powercut, record_powercut, root_hosts, uml
 from torture.account import Location
 from torture.lossy import OPERATIONS, PROCEDURES, Lossy, asked, records
 from torture.table import NotRun, Row
@@ -403,3 +403,56 @@ def test_what_a_power_cut_sent_in_part_without_its_ack_or_not_at_all_is_found(
 
 def test_what_a_power_cut_left_staged_of_an_ack_is_found() -> None:
     assert outputs_judged({}, ["whole"]).wrong == ["whole is left in staged/"]
+
+
+# -- the reckoning of two hosts ----------------------------------------------------------------------------------------
+
+HOSTS_SAID = {
+    "a": ["up", "try a1-0", "sent a1-0", "acked b1-0", "try a1-1", "sent a1-1", "kept 1", "try a1-2"],
+    "b": ["up", "try b1-0", "sent b1-0", "acked a1-0", "away"],
+}
+HOSTS_HAVE = {"a": {"b1_0": "processed", "a1_1": "processed"}, "b": {"a1_0": "processed"}}
+
+
+def hosts_judged(
+    a: dict[str, str] | None = None, b: dict[str, str] | None = None, said: str = "", **of_b: list[str]
+) -> Row:
+    """Judge two hosts, of which one or the other has some messages in other places; and b said one line more."""
+    row = Row("two hosts")
+    seen: dict[str, dict[str, Any]] = {}
+    for host, other in (("a", a or {}), ("b", b or {})):
+        places = {name: f"q/{place}" for name, place in {**HOSTS_HAVE[host], **other}.items() if place}
+        seen[host] = {"found": lying(**places), "on_the_way": [], "findings": []}
+    seen["b"] |= of_b
+    root_hosts.reckon(row, {**HOSTS_SAID, "b": [*HOSTS_SAID["b"], *filter(None, [said])]}, seen)
+    return row
+
+
+def test_hosts_that_lost_their_power_and_nothing_else_are_nothing_to_complain_of() -> None:
+    assert hosts_judged() == Row("two hosts", cases=3)
+    assert hosts_judged(b={"a1_2": "processed"}).good  # its send did not return
+    assert hosts_judged(a={"a1_1": ""}, b={"a1_1": "processed"}).good  # the other root had it, unnoticed
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "objection"),
+    [
+        ({"a1_1": ""}, {}, "a1-1 had been sent, and is lost"),
+        ({}, {"a1_1": "processed"}, "a1-1 lies in ['a/processed', 'b/processed']"),
+        ({"a1_2": "processed"}, {"a1_2": "target"}, "a1-2 lies in ['a/processed', 'b/target']"),
+        ({"a1_1": "processing"}, {}, "a1-1 stays in ['a/processing']"),
+        ({"a1_0": "processed"}, {"a1_0": ""}, "a1-0 had been acknowledged on b, and lies in ['a/processed']"),
+        ({"c1_0": "processed"}, {}, "c1-0 was never sent"),
+    ],
+)
+def test_what_hosts_lost_doubled_or_kept_is_found(a: dict[str, str], b: dict[str, str], objection: str) -> None:
+    row = hosts_judged(a, b)
+    assert any(objection in line for line in row.wrong)
+    assert (row.lost, row.doubled) == ("is lost" in objection, "', '" in objection)
+
+
+def test_what_hosts_leave_say_twice_or_fail_at_is_found() -> None:
+    assert hosts_judged(on_the_way=["row/target/x"]).wrong == ["b: row/target/x stays on its way"]
+    assert hosts_judged(findings=["stray x"]).wrong == ["b: stray x"]
+    assert "a1-0 was acknowledged 2 times" in hosts_judged(said="acked a1-0").wrong
+    assert hosts_judged(said="failed OSError(5)").wrong == ["failed OSError(5)"]

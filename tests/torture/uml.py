@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -133,6 +134,7 @@ class Guest:
         mounts: the options with which each is mounted.
         nfs: serve the first disk over NFS.
         memory: how much the guest has.
+        wire: a socket of datagrams that is its network, as one end of a cable; it stays open when the power is cut.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Guest:
         mounts: Sequence[str] = (),
         nfs: bool = False,
         memory: str = "512M",
+        wire: socket.socket | None = None,
         **arguments: Any,
     ) -> None:
         tree = kernel()
@@ -169,6 +172,8 @@ class Guest:
             "ssl=null",
         ]
         options += [f"ubd{letter}={disk}" for letter, disk in zip("ab", disks, strict=False)]
+        if wire is not None:
+            options.append(f"vec0:transport=fd,fd={wire.fileno()}")
         command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"init={init}"]
         # Its memory is a file: on /dev/shm, where it looks first when nobody says otherwise.
         environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")}
@@ -179,6 +184,7 @@ class Guest:
                 stdout=console,
                 stderr=console,
                 start_new_session=True,
+                pass_fds=[] if wire is None else [wire.fileno()],
                 env=environment | _preloaded(),
             )
 
