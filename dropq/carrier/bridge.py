@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -333,14 +333,14 @@ class _Crossing:
         wants = self._wants.now()
         is_initial = own.config.replication_type == "GroupLocalQueue" and is_owner(own)
         self.is_wanted = bool(wants) or is_initial
-        taken, failed = 0, list[Exception]()
+        taken, failed = 0, dict[str, Exception]()
         if is_due := now >= self._rows_at + ROWS:
             taken += self._carry_rows(own, failed)
         if wants or is_initial:
-            taken += self._take(own, wants, takes_unowned=is_initial)
+            taken += self._take(own, wants, failed, takes_unowned=is_initial)
         else:
             self._files, self._unowned, self._seen, self._listed, self._test = [], [], {}, (), None
-        for error in failed:
+        for error in failed.values():
             raise error
         if is_due:
             self._rows_at = now
@@ -364,8 +364,11 @@ class _Crossing:
 
     # -- what was given ------------------------------------------------------------------------------------------
 
-    def _carry_rows(self, own: QueueContext, failed: list[Exception]) -> int:
-        """Carry what this bridge, or another, was given before; a row that cannot be carried stops no other."""
+    def _carry_rows(self, own: QueueContext, failed: dict[str, Exception]) -> int:
+        """Carry what this bridge, or another, was given before.
+
+        A row that cannot be carried stops no other; it is noted in `failed`, by its folder.
+        """
         theirs = self._open_theirs(own)
         own_rows, sent = (self._root.config.instance, own.name), 0
         for row in list(rows(theirs.layout)):
@@ -373,7 +376,7 @@ class _Crossing:
                 try:
                     sent += self._carry(row, own, theirs)[0]
                 except (DropqError, OSError) as error:
-                    failed.append(error)
+                    failed[row.folder] = error
         return sent
 
     def _carry(self, row: Row, own: QueueContext, theirs: QueueContext) -> tuple[int, dict[str, str]]:
@@ -384,8 +387,10 @@ class _Crossing:
 
     # -- what is wanted ------------------------------------------------------------------------------------------
 
-    def _take(self, own: QueueContext, wants: list[Wanted], *, takes_unowned: bool) -> int:
-        """Give to the row for this queue what is wanted here, and carry it."""
+    def _take(
+        self, own: QueueContext, wants: list[Wanted], failed: Mapping[str, Exception], *, takes_unowned: bool
+    ) -> int:
+        """Give to the row for this queue what is wanted here, and carry it; give nothing to one that has `failed`."""
         theirs = self._open_theirs(own)
         self._list(theirs, with_unowned=takes_unowned)
         if not self._files and not self._unowned:
@@ -398,6 +403,8 @@ class _Crossing:
         theirs = self._open_theirs(own, anew=True)
         self._refuse_stopped(own, theirs)
         row = row_to(theirs, RowDestination(own.root.layout, own.name, own.layout, str(self._root.config.instance)))
+        if row.folder in failed:
+            return 0
         given = self._give(own, theirs, chosen, row)
         if not given:
             return 0

@@ -690,6 +690,20 @@ def test_a_damaged_ledger_removes_nothing(
     assert a.in_transit()
 
 
+def test_nothing_more_is_given_to_a_row_that_cannot_be_carried(pair: tuple[Queue, Queue]) -> None:
+    a, b = pair
+    a.send(b"first")
+    with wanting(b):
+        assert bridged(b, "a") == 1
+        (entry,) = (base(b) / ".dropq/ledger").iterdir()
+        entry.write_bytes(b"")  # as a power cut may leave what was not synced
+        for waiting in range(3):
+            a.send(b"x")
+            with pytest.raises(DropqError, match="another list"):
+                bridged(b, "a")
+            assert sum(a.in_transit().values()) == 1 and len(bodies(a)) == waiting
+
+
 def test_what_finds_no_room_goes_back(pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair
     a.send_many([b"small", b"large" * 1000])
