@@ -311,9 +311,9 @@ class _Crossing:
         theirs = self._open_theirs(own)
         marks, sent = marks_of(own.layout), 0
         for row in list(rows(theirs.layout)):
-            if (row.peer, row.queue) == (self._root.config.instance, own.name) and row.mark in marks and _has_any(row):
+            if (row.peer, row.queue) == (self._root.config.instance, own.name) and row.mark in marks:
                 try:
-                    sent += self._carry(row, own, theirs)[0]
+                    sent += self._carry(row, own, theirs)[0] if _has_any(row) else 0
                 except (DropqError, OSError) as error:
                     failed.append(error)
         return sent
