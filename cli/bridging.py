@@ -125,7 +125,7 @@ def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
 
 
 def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop: Stop, *, once: bool) -> int:
-    """Serve each peer by a process of its own, until all have ended, or a signal came; return their exit code, else 1."""
+    """Serve each peer by a process of its own, until all have ended, or a signal came; return their code, or 1."""
 
     def begin(peer: Peer) -> subprocess.Popen[bytes]:
         options = ["--root", str(shell.root.path), *(["--json"] if shell.json else [])]
