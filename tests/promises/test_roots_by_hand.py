@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import Clock, base, names_in, reopened, take, until, where
@@ -17,6 +17,7 @@ from test_roots import group as group
 from test_roots import pair as pair
 from test_roots import wants_last as wants_last
 
+import dropq.spark
 from dropq import ConfigError, Queue, Root, Unavailable
 from dropq.carrier.bridge import Bridge, end_rows
 from dropq.cli.main import main
@@ -24,6 +25,9 @@ from dropq.lifecycle.giving import OlderState
 from dropq.lifecycle.moving import Moves
 from dropq.policies.wanted import Wanting, Wants
 from dropq.storage.files import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def want(queue: Queue) -> None:
@@ -429,3 +433,32 @@ def test_a_consumer_of_zeromq_gets_messages_of_another_root(pair: tuple[Queue, Q
         assert found == sent and bridge.taken.total() == len(sent)
     assert where(a) == {} and at_rest(a)
     assert Wants(b.context).now() == []
+
+
+def test_a_stream_of_spark_that_finds_nothing_gets_messages_of_another_root(
+    spark: SparkSession, pair: tuple[Queue, Queue], tmp_path: Path
+) -> None:
+    a, b = pair
+    sent, found = sorted(b"%d" % number for number in range(5)), list[bytes]()
+    dropq.spark.register(spark)
+    reader = spark.readStream.format("dropq").options(root=str(b.root.path), queue="q")
+    writer = reader.load().writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    bridge = bridge_of(b, "a")
+
+    def each(frame: DataFrame, batch: int) -> None:
+        found.extend(bytes(row.value) for row in frame.select("value").collect())
+
+    def is_done() -> bool:
+        bridge.once()
+        return b.counts()["processed"] == len(sent) or query.exception() is not None
+
+    query = writer.foreachBatch(each).trigger(processingTime="0 seconds").start()
+    try:
+        until(lambda: Wants(b.context).now() or query.exception(), "the stream to want messages")
+        a.send_many(sent)
+        until(is_done, "the acks")
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert sorted(found) == sent and bridge.taken.total() == len(sent)
+    assert where(a) == {} and at_rest(a)

@@ -109,6 +109,24 @@ def test_what_is_no_message_stays_and_stops_no_message(
     assert [path for path in Path(b.layout.base).rglob("*") if path.is_symlink()] == []
 
 
+@pytest.mark.parametrize("what", NO_MESSAGES)
+def test_a_list_that_names_what_is_no_message_stops_no_message(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    a, b = pair
+    a.send_many([b"0", b"1"])
+    folder = _listed(a, b, monkeypatch).parent / "target"
+    odd = min(folder.iterdir())
+    odd.unlink()
+    NO_MESSAGES[what](odd)
+    rounds(b, "a")
+    assert bodies(b) == [b"0"] or bodies(b) == [b"1"]
+    assert [odd.name in os.listdir(folder), odd.name.partition("~")[2] in os.listdir(base(a) / "target")].count(
+        True
+    ) == 1
+    assert [path for path in base(b).rglob("*") if path.is_symlink()] == []
+
+
 def test_a_file_that_has_another_name_crosses_and_the_other_name_keeps_it(
     tmp_path: Path, pair: tuple[Queue, Queue]
 ) -> None:
@@ -220,6 +238,17 @@ def test_a_name_that_only_the_taking_queue_ignores_comes_under_another(pair: tup
     want(b)
     assert bridged(b, "a") == 1
     assert [message.body for message in taken(b)] == [b"x"]
+
+
+@pytest.mark.parametrize("name", ["report", f"{ID}1.B"])
+def test_files_of_one_name_all_cross(pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    a, b = pair
+    for body in (b"0", b"1", b"2"):
+        arrives(a, name, body)
+        give(a, b, monkeypatch)
+    want(b)
+    assert bridged(b, "a") == 3
+    assert sorted(message.body for message in taken(b)) == [b"0", b"1", b"2"] and at_rest(a)
 
 
 # -- files that the bridge's user may not read -------------------------------------------------------------------------

@@ -39,11 +39,13 @@ RECALLERS = ("its owner", "its taker", PROXIED)
 GIVEN = 20
 #: Calls between two recalls in the short form; in the long form one comes before each call.
 STEP = 17
-#: Seconds of the storm.
-LONG, SHORT = 60.0, 4.0
+#: Seconds of the storm, and between two kills in it.
+LONG, SHORT, EVERY = 60.0, 4.0, 0.15
 ROOTS = ("a", "b")
 KILLED = tuple(f"{part} {root}" for part in ("bridge", "bridge", "sweep") for root in ROOTS)
-WORKING = tuple(f"{part} {root}" for part in ("producer", "consumer", "script", "hand") for root in ROOTS)
+#: Most is sent in one root, and wanted in the other.
+WORKING = ("producer a", "producer a", "producer b", "consumer b", "consumer b")
+WORKING += ("script a", "script b", "hand a", "hand b")
 QUEUE: dict[str, Any] = {
     "durability": "none",
     "redelivery_delay": 0,
@@ -157,8 +159,11 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
     for queue in queues:
         queue.root.create_queue("aside", durability="none")
         (folder / f"taken-{queue.root.path.name}").mkdir()
-    crowd = Crowd(folder, seed, KILLED, _play)
-    workers = [fork(partial(_work, role, folder, f"{seed} {role}"), longest=0) for role in WORKING]
+    crowd = Crowd(folder, seed, KILLED, _play, every=EVERY)
+    workers = [
+        fork(partial(_work, role, folder, f"{role}-{number}", f"{seed} {number}"), longest=0)
+        for number, role in enumerate(WORKING)
+    ]
     crowd.rage(seconds)
     (folder / "over").touch()
     row.kills = crowd.kills
@@ -188,10 +193,10 @@ def _goes_on(chance: random.Random, seconds: float) -> bool:
     return False
 
 
-def _work(role: str, folder: Path, seed: str) -> None:
+def _work(role: str, folder: Path, name: str, seed: str) -> None:
     """Play a part until the storm is over, whether the queue is there or not; note what was sent and taken."""
     part, where = role.split()
-    worker = _Worker(folder, where, role, random.Random(seed))
+    worker = _Worker(folder, where, name.replace(" ", "-"), random.Random(seed))
     while not (folder / "over").exists():
         with suppress(DropqError, FileNotFoundError):
             getattr(worker, part)()
@@ -201,13 +206,13 @@ def _work(role: str, folder: Path, seed: str) -> None:
 class _Worker:
     """Somebody who works on one root, and is not killed."""
 
-    def __init__(self, folder: Path, where: str, role: str, chance: random.Random) -> None:
+    def __init__(self, folder: Path, where: str, name: str, chance: random.Random) -> None:
         self.chance = chance
         self._folder = folder
         self._where = where
-        self._role = role.replace(" ", "-")
+        self._name = name
         self._root = timed(Root(folder / where), AT_ONCE)
-        self._notes = open(folder / "notes" / f"{self._role}.log", "a", buffering=1)  # noqa: SIM115 - as long as it lives
+        self._notes = open(folder / "notes" / f"{self._name}.log", "a", buffering=1)  # noqa: SIM115 - as long as it lives
         self._serial = 0
 
     def _note(self, verb: str, name: object) -> None:
@@ -216,14 +221,16 @@ class _Worker:
     def producer(self) -> None:
         for _ in range(self.chance.randrange(4)):
             self._serial += 1
-            name = f"{self._role}-{self._serial}"
+            name = f"{self._name}-{self._serial}"
             self._note("try", name)
             self._root.queue("q").send(body(name, self.chance.choice((0, 3000))), message_id=name)
             self._note("sent", name)
 
     def consumer(self) -> None:
         with self._root.queue("q").subscribe(max_backlog=self.chance.choice((1, 5, None))) as subscription:
-            for message in subscription.receive_many(1, 0.2):
+            for _ in range(self.chance.randrange(30)):
+                if (message := subscription.receive(0.2)) is None:
+                    continue
                 if self.chance.random() < 0.1:
                     message.nack()
                     continue
@@ -231,6 +238,8 @@ class _Worker:
                 self._note("tries", name)
                 message.ack()
                 self._note("took", name)
+                if self._where == "b" and str(name).startswith("producer-a"):
+                    self._note("crossed", name)
 
     def script(self) -> None:
         """Take a message by `mv`, the first that is seen."""
@@ -323,5 +332,6 @@ def _judge(row: Row, crowd: Crowd, folder: Path, recalled: set[str]) -> None:
         queue = Root(folder / name).queue("q")
         row.wrong += [f"{name}: {finding}" for finding in open_findings(queue.root)]
         row.wrong += [f"{name}: {count} stay in {where}" for where, count in queue.in_transit().items()]
-    if not sent or not crowd.noted("deleted"):
-        row.wrong.append("nothing was sent, or no queue was deleted")
+    crossed = [path.name for path in (folder / "taken-b").iterdir() if b"producer-a" in path.read_bytes()]
+    if not (crowd.noted("crossed") or crossed) or not crowd.noted("deleted"):
+        row.wrong.append("nothing crossed, or no queue was deleted")
