@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import DIED, forked
 from helpers import Clock, base, names_in, reopened, take, until, where
 from test_roots import arrives, at_rest, bodies, bridge_of, bridged, give, joined
 from test_roots import group as group
 from test_roots import pair as pair
 from test_roots import wants_last as wants_last
+from test_roots_odd_files import listed
+from torture.calls import Call, come_between
 
 import dropq.spark
-from dropq import ConfigError, Queue, Root, Unavailable
+from dropq import ConfigError, DropqError, Queue, Root, Unavailable
 from dropq.carrier.bridge import Bridge, end_rows
 from dropq.cli.main import main
 from dropq.lifecycle.giving import OlderState
@@ -462,3 +469,143 @@ def test_a_stream_of_spark_that_finds_nothing_gets_messages_of_another_root(
         query.stop()
     assert sorted(found) == sent and bridge.taken.total() == len(sent)
     assert where(a) == {} and at_rest(a)
+
+
+# -- away, and restored ------------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_its_own_peer_by_another_path_is_refused(tmp_path: Path, pair: tuple[Queue, Queue]) -> None:
+    _, b = pair
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    rewrite(tmp_path / "b/dropq.toml", f'root = "{tmp_path / "a"}"', f'root = "{tmp_path / "link"}"')
+    b.send(b"x")
+    want(b)
+    with pytest.raises(ConfigError, match="this root itself"):
+        bridged(b, "a")
+    assert bodies(b) == [b"x"] and at_rest(b)
+
+
+def test_what_waits_for_an_owner_that_is_away_comes_in_order_when_it_is_back(
+    tmp_path: Path, group: tuple[Queue, Queue, Queue]
+) -> None:
+    o, c, _ = group
+    sent = [b"%d" % number for number in range(5)]
+    (tmp_path / "o").rename(tmp_path / "away")
+    c.send_many(sent)
+    want(c)
+    with pytest.raises(Unavailable, match="is not there"):
+        bridged(c, "o")
+    assert c.receive() is None and c.counts()["target"] == 5
+    (tmp_path / "away").rename(tmp_path / "o")
+    assert bridged(o, "c") == 5
+    with o.subscribe(max_backlog=None) as consumer:
+        assert [message.body for message in consumer.receive_many(9)] == sent
+    assert where(c) == {} and bridged(o, "c") == 0
+
+
+def test_an_owner_that_is_gone_for_good_is_replaced_and_nothing_comes_twice(
+    tmp_path: Path, group: tuple[Queue, Queue, Queue]
+) -> None:
+    o, c, d = group
+    o.send(b"taken before")
+    want(d)
+    assert bridged(d, "o") == 1
+    shutil.rmtree(tmp_path / "o")
+    for queue in (c, d):
+        queue.send(b"of " + queue.root.path.name.encode())
+        rewrite(base(queue) / "queue.toml", 'initial_owner = "o"', 'initial_owner = "c"')
+    c, d = reopened(c), reopened(d)
+    assert bridged(c, "d") == 1
+    assert sorted(bodies(c)) == [b"of c", b"of d"]
+    assert take(d).body == b"taken before" and bodies(d) == []
+
+
+def test_a_taking_root_that_was_restored_from_a_backup_goes_on(tmp_path: Path, pair: tuple[Queue, Queue]) -> None:
+    a, b = pair
+    want(b)
+    for number in range(2):
+        a.send(b"%d" % number)
+        assert bridged(b, "a") == 1
+        if number == 0:
+            shutil.copytree(tmp_path / "b", tmp_path / "backup", symlinks=True)
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "backup").rename(tmp_path / "b")
+    a.send(b"2")
+    b = reopened(b)
+    want(b)
+    assert bridged(b, "a") == 1
+    assert bodies(b) == [b"0", b"2"] and bodies(a) == [] and at_rest(a)
+
+
+def test_a_peer_restored_with_a_list_on_its_way_doubles_nothing_and_strands_nothing(
+    tmp_path: Path, pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    a.send(b"0")
+    listed(a, b, monkeypatch)
+    shutil.copytree(tmp_path / "a", tmp_path / "backup", symlinks=True)
+    assert bridged(b, "a") == 1
+    take(b).ack()
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "backup").rename(tmp_path / "a")
+    a = reopened(a)
+    a.send(b"1")
+    want(b)
+    assert bridged(b, "a") == 1
+    assert bodies(b) == [b"1"] and bodies(a) == [] and at_rest(a)
+
+
+def test_consumers_that_take_and_return_let_a_message_go_to_and_fro_unchanged(pair: tuple[Queue, Queue]) -> None:
+    a, b = pair
+    sent = a.send(b"x")
+    (name,) = names_in(a, "target")
+    for _ in range(10):
+        for queue, peer in ((b, "a"), (a, "b")):
+            with queue.subscribe() as consumer:
+                assert consumer.receive() is None and bridged(queue, peer) == 1
+                message = consumer.receive()
+                assert message is not None and message.id == sent.id
+                message.release(counted=False)
+    assert names_in(a, "target") == [name] and bodies(b) == [] and at_rest(a) and at_rest(b)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+@pytest.mark.crashes
+def test_a_disk_that_is_full_from_any_write_on_keeps_each_message_in_one_root(tmp_path: Path, which: str) -> None:
+    sent = [b"0", b"1", b"2" * 100_000]
+    for number in count():
+        a, b = joined(tmp_path / str(number), "a", "b")
+        a.send_many(sent)
+        want(b)
+        left = iter(range(number))
+        refused: list[str] = []
+
+        def full(
+            call: Call, disk: str = f"{tmp_path / str(number) / which}/", left: Any = left, refused: Any = refused
+        ) -> Any:
+            if call.name in ("open", "write", "mkdir", "link") and (call.changes or call.name == "mkdir"):
+                first = call.arguments[0]
+                path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+                if path.startswith(disk) and next(left, None) is None:
+                    refused.append(path)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return call.do()
+
+        def act(b: Queue = b, full: Any = full, refused: Any = refused) -> None:
+            come_between(full)
+            with suppress(DropqError, OSError):
+                bridged(b, "a")
+            os._exit(DIED if refused else 0)
+
+        status = forked(act)
+        assert status in (0, DIED)
+        assert bodies(a) + bodies(b) or a.in_transit()
+        want(b)
+        bridged(b, "a")
+        b.sweep()
+        assert Counter([*bodies(a), *bodies(b)]) == Counter(sent), number
+        assert at_rest(a) and at_rest(b), number
+        shutil.rmtree(tmp_path / str(number))
+        if status == 0:
+            break
+    assert number > 3

@@ -115,7 +115,7 @@ def test_a_list_that_names_what_is_no_message_stops_no_message(
 ) -> None:
     a, b = pair
     a.send_many([b"0", b"1"])
-    folder = _listed(a, b, monkeypatch).parent / "target"
+    folder = listed(a, b, monkeypatch).parent / "target"
     odd = min(folder.iterdir())
     odd.unlink()
     NO_MESSAGES[what](odd)
@@ -372,7 +372,7 @@ def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def _listed(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
+def listed(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a message to b's row and list it; return the list."""
 
     def no(self: Any, *_: Any) -> Any:
@@ -387,7 +387,7 @@ def _listed(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _to_json(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return _listed(a, b, monkeypatch).with_name("to.json")
+    return listed(a, b, monkeypatch).with_name("to.json")
 
 
 def _sent(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -415,7 +415,7 @@ def _in_the_ledger(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 FILES: dict[str, Callable[[Queue, Queue, pytest.MonkeyPatch], Path]] = {
     "where a row leads": _to_json,
-    "a list that is not sent": _listed,
+    "a list that is not sent": listed,
     "a list that is sent": _sent,
     "the ledger": _in_the_ledger,
 }
@@ -487,7 +487,7 @@ def test_a_private_folder_of_a_peer_that_is_a_link_leads_nowhere(
     a, b = pair
     a.send(b"x")
     if state == "on its way":
-        _listed(a, b, monkeypatch)
+        listed(a, b, monkeypatch)
     elif "ROW" in what:
         give(a, b, monkeypatch)
     folder = a.root.path / what
@@ -526,7 +526,7 @@ def test_a_row_whose_messages_cannot_be_listed_stops_no_other(
 ) -> None:
     a, b = pair
     a.send(b"x")
-    row = _listed(a, b, monkeypatch).parent
+    row = listed(a, b, monkeypatch).parent
     target = row.with_name("0" * 16) / "target"
     target.parent.mkdir()
     shutil.copy(row / "to.json", target.parent)
@@ -551,7 +551,7 @@ def test_an_ended_row_that_is_a_link_gives_nothing_back(
 ) -> None:
     a, b = pair
     a.send(b"x")
-    row = _listed(a, b, monkeypatch).parent
+    row = listed(a, b, monkeypatch).parent
     ended = row.rename(row.with_name(f"{row.name}.ended"))
     (tmp_path / "outside").mkdir()
     _by_a_link(ended, tmp_path / "outside")
