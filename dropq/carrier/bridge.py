@@ -259,10 +259,8 @@ class _Crossing:
         return min(young, default=math.inf)
 
     def forget(self) -> None:
-        """Look at all anew the next time."""
+        """Open both queues anew the next time; what was listed is listed again once it has changed."""
         self._own = self._theirs = self._test = None
-        self._unowned = []
-        self._files, self._seen, self._listed = [], {}, ()
 
     def round(self) -> int:
         """Carry what was given, and take what is wanted; return how many messages came."""
