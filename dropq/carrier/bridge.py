@@ -315,10 +315,8 @@ class _Crossing:
         return min(young, default=math.inf)
 
     def forget(self) -> None:
-        """Look at all anew the next time."""
+        """Open the peer's queue anew the next time; what was listed is listed again once it has changed."""
         self._theirs = self._test = None
-        self._unowned = []
-        self._files, self._seen, self._listed = [], {}, ()
 
     def open(self, own: QueueContext) -> None:
         """Take for the queue here what was opened anew, if it was."""
@@ -372,9 +370,9 @@ class _Crossing:
         theirs = self._open_theirs(own)
         own_rows, sent = (self._root.config.instance, own.name), 0
         for row in list(rows(theirs.layout)):
-            if (row.peer, row.queue) == own_rows and _has_any(row) and row.mark in marks_of(own.layout):
+            if (row.peer, row.queue) == own_rows and row.mark in marks_of(own.layout):
                 try:
-                    sent += self._carry(row, own, theirs)[0]
+                    sent += self._carry(row, own, theirs)[0] if _has_any(row) else 0
                 except (DropqError, OSError) as error:
                     failed[row.folder] = error
         return sent

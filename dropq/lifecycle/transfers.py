@@ -123,7 +123,7 @@ def own_mark(source: QueueContext) -> str:
 def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterator[Row]:
     """Yield the rows of a queue; put into `unusable` why others cannot be used, by the paths of their files."""
     for entry in list(reading.entries(layout.transfers)):
-        if not is_row(entry.name) or not entry.is_dir(follow_symlinks=False):
+        if not is_row(entry.name) or not entry.is_dir():
             continue
         try:
             row = read_row(entry.path)
@@ -135,7 +135,9 @@ def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterato
 
 
 def read_row(folder: str) -> Row:
-    """Read a row; raise ValueError if it names no queue."""
+    """Read a row; raise ValueError if it names no queue, or is a link."""
+    if link := next(filter(os.path.islink, (folder, f"{folder}/{GIVEN}")), None):
+        raise ValueError(f"{link} is a link")
     said = reading.parse_json(reading.read_small(f"{folder}/{DESTINATION}") or b"null")
     if not isinstance(said, Mapping) or not {"queue", "mark"} <= said.keys() or ("root" in said) == ("peer" in said):
         raise ValueError("it names no queue")
@@ -144,8 +146,6 @@ def read_row(folder: str) -> Row:
     if not all(isinstance(each, str) for each in (root, queue, mark, *about)) or root[:1] not in "/":
         raise ValueError("it names no queue")
     check_address(queue)
-    if os.path.islink(f"{folder}/{GIVEN}"):
-        raise ValueError(f"{GIVEN}/ is a link")
     return Row(folder, root, queue, mark, source, written_on, peer)
 
 

@@ -568,7 +568,7 @@ def test_a_bridge_that_dies_at_any_call_leaves_each_message_once(tmp_path: Path)
         shutil.rmtree(a.root.path.parent)
 
 
-def _given(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def give(a: Queue, b: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give what waits at a to the row for b, and carry nothing."""
     with monkeypatch.context() as patch, wanting(b):
         patch.setattr(bridge_module._Crossing, "_carry", lambda *_: (0, {}))
@@ -581,7 +581,7 @@ def test_what_is_on_its_way_is_seen_and_recalled(
 ) -> None:
     a, b = pair
     a.send_many([b"0", b"1"])
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     assert a.in_transit() == {"queue q of root b": 2}
     (first, _) = a.explain()
     assert first.why == "transit" and "dropq bridge" in first.detail
@@ -600,7 +600,7 @@ def test_a_recall_needs_the_peer_unless_it_is_proxied(
 ) -> None:
     a, b = pair
     a.send(b"x")
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     (tmp_path / "b").rename(tmp_path / "away")
     (peer,) = a.root.context.config.peer
     with pytest.raises(Unavailable):
@@ -620,14 +620,14 @@ def test_a_recall_passes_over_a_queue_that_cannot_be_opened_and_one_that_the_pee
     a.root.create_queue("aside", **OPTIONS)
     (base(a.root.create_queue("broken")) / "queue.toml").write_text("durability = 1\n")
     a.send(b"x")
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     (peer,) = a.root.context.config.peer
     context = Root(a.root.path).context
     assert recall(context, peer, None) == 1
     assert len([record for record in caplog.records if "queue broken is passed over" in record.message]) == 1
     with pytest.raises(ConfigError):
         recall(context, peer, ["broken"])
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     assert end_rows(context, "b", None) == 1
     assert bodies(a) == [b"x"]
 
@@ -637,7 +637,7 @@ def test_what_is_on_its_way_comes_back_though_neither_shares_the_queue_any_more(
 ) -> None:
     a, b = pair
     a.send(b"x")
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     (tmp_path / "a/dropq.toml").write_text('format = 1\ninstance = "a"\n')
     (tmp_path / "a/q/queue.toml").write_text('durability = "none"\n')
     assert main(["--root", str(a.root.path), "bridge", "--recall", "b", "--proxied"]) == 0
@@ -772,7 +772,7 @@ def test_of_a_root_and_its_clone_one_is_refused(tmp_path: Path, pair: tuple[Queu
 def test_an_older_dropq_passes_over_a_row_to_a_peer(pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair
     a.send(b"x")
-    _given(a, b, monkeypatch)
+    give(a, b, monkeypatch)
     (row,) = (base(a) / ".dropq" / "transfers").iterdir()
     said = json.loads((row / "to.json").read_text())
     assert "root" not in said and (said["peer"], said["queue"]) == ("b", "q")

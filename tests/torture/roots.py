@@ -1,7 +1,8 @@
 """Three roots share a queue: publishers, scripts, consumers, bridges and sweeps are killed at random; a root is away.
 
 In the end bridges and consumers of each root work off what is left. Each message that was sent was consumed once, in
-one root; nothing is on its way, and fsck finds nothing. Then the mount of a peer hangs, and keeps nobody else waiting.
+one root; nothing is on its way, and fsck finds nothing. Then people meet bridges, as root_hands.py has it. At last the
+mount of a peer hangs, and keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from helpers import AT_ONCE, other_file_system, timed, until
 
 from dropq import DropqError, Queue, Root
 from dropq.carrier.bridge import Bridge
+from torture import root_hands
 from torture.account import body, name_of
 from torture.cases import open_findings
 from torture.crowd import Crowd, send_by_hand
@@ -36,7 +38,7 @@ AWAY = 10.0
 ROOTS = ("a", "b", "c")
 ROLES = (
     *(f"{role} {root}" for root in ROOTS for role in ("producer", "consumer", "bridge", "bridge", "sweep")),
-    *("script a", "script b"),
+    *("script a", "script b", "taker b", "taker c"),
 )
 #: Seconds between two messages of a producer.
 PAUSE = 0.004
@@ -61,6 +63,7 @@ def run(options: Options) -> Iterable[Row]:
             continue
         with tempfile.TemporaryDirectory(dir=elsewhere) as far:
             yield storm(kind, folder, Path(far) / "b", options.seed + number, LONG if options.long else SHORT)
+    yield from root_hands.rows(options)
     if options.long:
         yield hung(options.folder / "hung", HANGS, longest=LONGEST)
 
@@ -71,7 +74,7 @@ def storm(kind: str, folder: Path, far: Path, seed: int, seconds: float) -> Row:
     crowd = Crowd(folder, seed, ROLES, play)
     paths = {"a": folder / "a", "b": far, "c": folder / "c"}
     for name, path in paths.items():
-        _make(name, path, paths, KINDS[kind])
+        root_hands.make(name, path, paths, {**QUEUE, **KINDS[kind]})
         (folder / f"of-{name}").symlink_to(path)
     crowd.rage(seconds / 2)
     away = paths["c"].with_name("away")
@@ -98,7 +101,7 @@ def hung(folder: Path, rounds: int, *, longest: float = math.inf) -> Row:
         with mounted(passthrough("links", "local-locks", "modes", "replaces"), folder / "mount") as peer:
             paths = {"a": peer.path / "a", "b": folder / "b", "c": folder / "c"}
             for name, path in paths.items():
-                _make(name, path, paths, KINDS["Queue"])
+                root_hands.make(name, path, paths, {**QUEUE, **KINDS["Queue"]})
             row.wrong += _hung(paths, peer, rounds, row, longest)
     except NotRun as reason:
         row.not_run = str(reason)
@@ -148,13 +151,6 @@ def _peers(queue: Queue) -> set[str]:
     return {each.kind for each in queue.root.doctor() if each.kind.startswith("peer")}
 
 
-def _make(name: str, path: Path, paths: dict[str, Path], kind: dict[str, Any]) -> None:
-    path.mkdir(parents=True)
-    peers = "".join(f'[[peer]]\nname = "{each}"\nroot = "{where}"\n' for each, where in paths.items() if each != name)
-    (path / "dropq.toml").write_text(f'format = 1\ninstance = "{name}"\n{peers}')
-    Root(path).create_queue("q", **QUEUE, **kind)
-
-
 def play(role: str, name: str, folder: Path, seed: str) -> None:
     """Play a part until killed; a part whose root is away waits for it."""
     part, where = role.split()
@@ -178,6 +174,9 @@ def _act(part: str, path: Path, name: str, log: Path, chance: random.Random) -> 
     while part == "sweep":
         queue.sweep()
         until_killed(0.05, chance)
+    while part == "taker":
+        _take(path / "q")
+        until_killed(0.2, chance)
     serial = 0
     with open(log, "a", buffering=1) as notes:
         while part == "producer":
@@ -196,6 +195,14 @@ def _act(part: str, path: Path, name: str, log: Path, chance: random.Random) -> 
                 message_or_none.nack()
             else:
                 message_or_none.ack()
+
+
+def _take(queue: Path) -> None:
+    """Take a message by `mv`, as a script does that consumes, under a name that no other has."""
+    for entry in os.scandir(queue / "target"):
+        if entry.name[0] != "." and entry.stat(follow_symlinks=False).st_size:
+            os.rename(entry.path, queue / "processed" / f"taken-{os.urandom(8).hex()}")
+            return
 
 
 def until_killed(seconds: float, chance: random.Random) -> bool:

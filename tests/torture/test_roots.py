@@ -1,4 +1,4 @@
-"""A short storm of three roots that share a queue."""
+"""Short storms of roots that share a queue, and recalls amid what a bridge does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_peer_whose_mount_hangs_keeps_nobody_else_waiting(tmp_path: Path) -> N
     assert row.wrong == [] and row.cases == 7
 
 
-def test_three_roots_in_a_storm_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_roots_in_a_storm_and_those_that_people_work_on_lose_and_double_nothing(tmp_path: Path) -> None:
     rows = list(roots.run(Options(tmp_path, long=False)))
     assert [row for row in rows if not row.good] == []
-    assert all(row.cases and row.kills for row in rows)
+    assert all(row.cases for row in rows) and sum(row.kills > 0 for row in rows) == 3
