@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
@@ -22,7 +22,7 @@ from dropq.events.reader import Event, Reader
 from dropq.filters import check_chooses, compile_filter
 from dropq.format.layout import ALL_STATES, UNSETTLED, WITH_REASON
 from dropq.format.printable import escape, reason_text, visible
-from dropq.queue.browsing import details_of, excerpt
+from dropq.queue.browsing import count_in, details_of, excerpt
 from dropq.queue.message import Message
 from dropq.storage.clock import utc
 from dropq.web.arguments import SHOWN, Arguments
@@ -135,7 +135,7 @@ def queue(site: Site, args: Arguments) -> Page:
         "states": ALL_STATES,
         "is_paused": look is not None and any(note.kind == "paused" for note in look.health.notes),
         "still": args.still,
-        "command": f"dropq top {_quoted(seen.name)}",
+        "command": command("top", [seen.name]),
     }
     return Page("queue.html", shown, refreshes=not args.still)
 
@@ -167,7 +167,7 @@ def messages(site: Site, args: Arguments) -> Page:
         found = excerpt(queue.context, args.state, SHOWN, newest=args.newest, filter=filter, seconds=FILTERING)
         rows = [row for row in map(_row, found.messages) if row is not None]
         is_all = found.is_whole and filter is None
-        total = found.looked_at if is_all else queue.counts().get(args.state, 0)
+        total = found.looked_at if is_all else count_in(queue.context, args.state)
         return {"found": found, "rows": rows, "total": total, "until": until, "now": utc(until)}
 
     return Page("messages.html", {**shown, **site.disk.ask(args.queue, read)})
@@ -192,16 +192,20 @@ def _row(message: Message) -> dict[str, Any] | None:
 
 
 def _browse(args: Arguments) -> str:
-    if args.newest:
-        words = ["dropq", "tail", _quoted(args.queue), f"-n {SHOWN}"]
-    else:
-        words = ["dropq", "browse", _quoted(args.queue), f"-n {SHOWN}"]
-    words += [f"--state {args.state}"] if args.state != "target" else []
-    words += [f"--filter {_quoted(args.filter)}"] if args.filter else []
-    return " ".join(words)
+    options = [f"-n {SHOWN}", *([f"--state {args.state}"] if args.state != "target" else [])]
+    options += [f"--filter {quoted(args.filter)}"] if args.filter else []
+    return command("tail" if args.newest else "browse", [args.queue], *options)
 
 
-def _quoted(text: str) -> str:
+def command(verb: str, names: Sequence[str], *options: str) -> str:
+    """Write a command line as a shell takes it; behind `--`, no name is taken for an option."""
+    words = [quoted(name) for name in names]
+    ends = ["--", *words] if any(name.startswith("-") for name in names) else []
+    return " ".join(["dropq", verb, *([] if ends else words), *options, *ends])
+
+
+def quoted(text: str) -> str:
+    """Quote a text for a shell, and let dropq get its odd bytes."""
     return quote(escape(text))
 
 
@@ -237,7 +241,7 @@ def message(site: Site, args: Arguments) -> Page:
         "q": args.queue,
         "state": args.state,
         "id": args.id,
-        "command": f"dropq show {_quoted(args.queue)} {_quoted(args.id)}",
+        "command": command("show", [args.queue, args.id]),
         "body_limit": BODY_SHOWN,
         **found,
     }
@@ -297,15 +301,15 @@ def log(site: Site, args: Arguments) -> Page:
             last = deque((each for each in events if _is_shown(each, args.event)), SHOWN)
         return {"events": list(reversed(last)), "now": now, "is_off": queue.config.log == "off"}
 
-    words = [f"--id {_quoted(args.id)}"] if args.ids else ["--since 1d"]
-    words += [f"--event {args.event}"] if args.event else []
+    options = [f"--id {quoted(args.id)}"] if args.ids else ["--since 1d"]
+    options += [f"--event {args.event}"] if args.event else []
     shown = {
         "q": args.queue,
         "id": args.id if args.ids else "",
         "event": args.event,
         "kinds": (*OUTCOMES, *ACTS),
         "most": SHOWN,
-        "command": f"dropq log {_quoted(args.queue)} {' '.join(words)} -n {SHOWN}",
+        "command": command("log", [args.queue], *options, f"-n {SHOWN}"),
     }
     return Page("log.html", {**shown, **site.disk.ask(args.queue, read)})
 

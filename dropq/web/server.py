@@ -84,6 +84,7 @@ def _is_dead(path: str) -> bool:
 def _listening(listener: socket.socket, at: str | tuple[str, int], address: str) -> socket.socket:
     try:
         listener.bind(at)
+        listener.listen()  # at once: until then another process may take the address
     except OSError as error:
         listener.close()
         raise QueueExists(f"{address} cannot be listened at: {describe(error)}") from error
@@ -97,6 +98,9 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
         ready: called once connections are taken.
     """
     ended = threading.Event()
+    signal.signal(
+        signal.SIGPIPE, signal.SIG_IGN
+    )  # a client that goes ends no server; commands heed it for their output
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     server = create_server(
