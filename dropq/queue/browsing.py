@@ -48,12 +48,14 @@ class Excerpt(NamedTuple):
         looked_at: how many were held against the filter, or are listed.
         matching: how many of these match.
         is_whole: whether that was all that lay there.
+        total: how many lie there.
     """
 
     messages: list[Message]
     looked_at: int
     matching: int
     is_whole: bool
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,10 @@ def excerpt(
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     depth = count if matches is None else DEPTH
-    found, looked_at, matching, is_whole = list[Message](), 0, 0, True
+    found, looked_at, matching, is_whole, total = list[Message](), 0, 0, True, -1
     with context.error_context("nothing was changed"):
         if newest:
-            files = _newest(context, state, depth + 1)
+            files, total = _newest(context, state, depth + 1)
         else:
             files = _listed_by(context, state, TargetView.files, depth + 1)
         until = time.monotonic() + seconds
@@ -136,22 +138,25 @@ def excerpt(
                 matching += 1
                 if len(found) < count:
                     found.append(Message(settlement, state, file))
-    return Excerpt(found, looked_at, matching, is_whole)
+    if is_whole:
+        total = looked_at
+    return Excerpt(found, looked_at, matching, is_whole, total if total >= 0 else count_in(context, state))
 
 
-def _newest(context: QueueContext, state: str, count: int) -> Iterator[MessageFile]:
-    """Yield the messages of a state, the newest first, by one listing."""
+def _newest(context: QueueContext, state: str, count: int) -> tuple[Iterator[MessageFile], int]:
+    """Return the messages of a state, the newest first, and how many lie there, by one listing."""
     folder, now = context.layout.folder(state), context.clock.now_ms()
-    newest = list[tuple[int, str]]()
+    newest, total, least = list[tuple[int, str]](), 0, 0
     for chunk in reading.message_names(folder, context.config.ignore):
-        newest += zip(
-            names.sent_together(chunk) or [since(context, state, name, now) for name in chunk], chunk, strict=True
-        )
+        total += len(chunk)
+        times = names.sent_together(chunk) or [since(context, state, name, now) for name in chunk]
+        newest += [one for one in zip(times, chunk, strict=True) if one[0] >= least]
         if len(newest) > 2 * count:  # a heap of so many takes three times as long
             newest.sort(reverse=True)
             del newest[count:]
+            least = newest[-1][0]
     newest.sort(reverse=True)
-    return (context.sidecars.file(name, folder) for _, name in newest[:count])
+    return (context.sidecars.file(name, folder) for _, name in newest[:count]), total
 
 
 def since(context: QueueContext, state: str, file: str, now: int) -> int:

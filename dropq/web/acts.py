@@ -12,7 +12,7 @@ from typing import Any
 
 from dropq.format.layout import STATES, WAITING
 from dropq.lifecycle.context import QueueContext
-from dropq.queue.browsing import count_in, excerpt, named
+from dropq.queue.browsing import excerpt, named
 from dropq.upkeep import bulk
 from dropq.upkeep.bulk import Outcome, Selection
 from dropq.web.arguments import SHOWN, Arguments
@@ -73,7 +73,7 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     shown = {**_shown(args), "until": min(args.until, now) or now, "is_more": False, "named": args.ids}
     if args.which == "all":
         found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
-        count = found.matching if found.is_whole or filter else count_in(queue.context, args.state)
+        count = found.matching if filter else found.total
         names = [message.id for message in found.messages]
         shown["is_more"] = not found.is_whole and filter is not None
         shown["looked_at"] = found.looked_at
@@ -127,6 +127,7 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
         count += outcome.ok
         (done if outcome.ok else failed).append(outcome)
         del done[SHOWN:], failed[SHOWN:]
+    queue.close()  # the log gets the sums: this process may idle, or end
     left = () if is_over or names is None else tuple(name for name in names if name not in touched)
     shown = {
         **_shown(args),

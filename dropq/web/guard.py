@@ -78,7 +78,7 @@ class Guard:
         user = request.headers.get(self.user_header, "").strip()
         if not user:
             raise Refused(403, "The proxy names no user: it has to set the header that --proxy-user says.")
-        return user
+        return user.encode("latin-1", "replace").decode("utf-8", "replace")  # a server hands on bytes so
 
     def check_form(self, request: Request) -> None:
         """Refuse a form that another site may have sent, or that is no plain form."""

@@ -22,7 +22,7 @@ from dropq.events.reader import Event, Reader
 from dropq.filters import check_chooses, compile_filter
 from dropq.format.layout import ALL_STATES, UNSETTLED, WITH_REASON
 from dropq.format.printable import escape, reason_text, visible
-from dropq.queue.browsing import count_in, details_of, excerpt
+from dropq.queue.browsing import details_of, excerpt
 from dropq.queue.message import Message
 from dropq.storage.clock import utc
 from dropq.web.arguments import SHOWN, Arguments
@@ -32,6 +32,8 @@ from dropq.web.trend import Trends
 
 #: Bytes of a body that are shown.
 BODY_SHOWN = 64 << 10
+#: Characters of a reason that a list shows; the message's own page has all.
+REASON_SHOWN = 1000
 #: Seconds that a filter may take.
 FILTERING = 1.0
 #: Among how many messages of its state one is explained.
@@ -166,9 +168,7 @@ def messages(site: Site, args: Arguments) -> Page:
         until = queue.context.clock.now_ms()
         found = excerpt(queue.context, args.state, SHOWN, newest=args.newest, filter=filter, seconds=FILTERING)
         rows = [row for row in map(_row, found.messages) if row is not None]
-        is_all = found.is_whole and filter is None
-        total = found.looked_at if is_all else count_in(queue.context, args.state)
-        return {"found": found, "rows": rows, "total": total, "until": until, "now": utc(until)}
+        return {"found": found, "rows": rows, "total": found.total, "until": until, "now": utc(until)}
 
     return Page("messages.html", {**shown, **site.disk.ask(args.queue, read)})
 
@@ -184,7 +184,7 @@ def _row(message: Message) -> dict[str, Any] | None:
             "tries": message.delivery_count,
             "type": message.type,
             "owner": message.owner,
-            "reason": reason_text(message.reason),
+            "reason": reason_text(message.reason)[:REASON_SHOWN],
             "origin": message.origin,
         }
     except DropqError:

@@ -19,8 +19,9 @@ from dropq.errors import ConfigError, QueueExists
 from dropq.storage.failures import describe
 from dropq.web.app import Application
 
-#: How many requests are answered at once: those that wait for a disk need a thread each.
-THREADS, CONNECTIONS = 32, 1000
+#: How many requests are answered at once: those that wait for a disk need a thread each. And how many connections are
+#: open at once: most processes may have 1024 files.
+THREADS, CONNECTIONS = 32, 500
 #: Bytes of a request's header, and of its body.
 HEADER_LIMIT, BODY_LIMIT = 16 << 10, 64 << 10
 #: Seconds in which an act that runs may come to an end.

@@ -31,7 +31,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from children import in_child, unprivileged
-from helpers import archive, base, drop, events, make_queue, next_moment, open_files, take, until, where
+from helpers import archive, base, drop, events, make_queue, next_moment, open_files, sums, take, until, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -512,6 +512,8 @@ def test_the_log_names_whom_the_proxy_names(queue: Queue) -> None:
     assert client.post("/do", data=form, headers={"X-User": "ann"}).status_code == 200
     assert client.get("/", headers={"X-User": "<b>ann"}).text.count("&lt;b&gt;ann") == 1
     assert [event.fields.get("via") for event in events(queue)][-1] == "web:ann"
+    client.post("/do", data={**form, "verb": "resume"}, headers={"X-User": "zo\u00eb".encode().decode("latin-1")})
+    assert [event.fields.get("via") for event in events(queue)][-1] == "web:zo\u00eb"
 
 
 @pytest.mark.parametrize("name", ["a\\b", "a b", "x\u202ey", "<b>"])
@@ -675,6 +677,39 @@ def test_a_process_that_is_killed_midway_leaves_each_message_in_one_state_and_th
     assert {event.fields["via"] for event in told} == {"web"}
     moved = {name.split(".")[1] for name in os.listdir(queue.layout.target)}
     assert len(moved - {str(event.fields["id"]) for event in told}) <= 1  # the line of one rename may be missing
+
+
+def test_two_processes_that_requeue_the_same_messages_requeue_each_once(queue: Queue) -> None:
+    fill(queue, 400)
+    next_moment(base(queue))
+    form = {"verb": "requeue", "q": "q", "state": "error", "which": "all", "step": "do"}
+    form["until"] = str(queue.context.clock.now_ms())
+    done = list[int]()
+
+    def requeue(web: Web) -> None:
+        (count,) = re.findall(rb"<h1>(\d+) messages? requeued", web.post(form))
+        done.append(int(count))
+
+    with served(queue.root, "--writable") as one, served(queue.root, "--writable") as other:
+        asking = [threading.Thread(target=requeue, args=(web,)) for web in (one, other)]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join()
+    assert sum(done) == 400 == queue.counts()["target"]
+    assert len([event for event in events(queue) if event.event == "requeued"]) == 400
+
+
+def test_what_was_purged_counts_as_removed_also_if_the_process_ends_at_once(queue: Queue) -> None:
+    fill(queue, 3, "target")
+    next_moment(base(queue))
+    with served(queue.root, "--writable") as web:
+        form = {"verb": "purge", "q": "q", "state": "target", "which": "all", "step": "do", "confirm": "q"}
+        answer = web.post({**form, "until": str(queue.context.clock.now_ms())})
+        assert b"3 messages purged" in answer
+        web.process.terminate()
+        assert ends(web.process) == 0
+    assert sums(queue)["removed"] == 3
 
 
 # -- a disk that does not answer -------------------------------------------------------------------------------------
@@ -1200,7 +1235,23 @@ def test_without_bodies_none_is_shown_saved_planned_with_or_filtered_by(tmp_path
 TEXTS = st.one_of(
     st.text(max_size=60),
     st.sampled_from(
-        ["", "\0", "../q", "q", "q/x", "t/s.c", "\\xff", "\\", "a\\x00", "%", "é" * 2001, "9" * 16, "1" * 15, "\ud7ff"]
+        [
+            "",
+            "\0",
+            "../q",
+            "q",
+            "q/x",
+            "t",
+            "t/s.c",
+            "\\xff",
+            "\\",
+            "a\\x00",
+            "%",
+            "é" * 2001,
+            "9" * 16,
+            "1" * 15,
+            "\ud7ff",
+        ]
     ),
     st.sampled_from(["JMSPriority = 4", "a LIKE '('", "(" * 900, "NOT " * 250, "/a/b[0] > 1", "a = 1 AND", "BEYOND"]),
 )
@@ -1228,6 +1279,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Site:
     archive(queue, b"y")
     queue.send(b"z", properties={"a": 1})
     queue.send(b"late", delay=3600)
+    topic = queue.root.create_topic("t", durability="none")
+    topic.subscribe("s", client_id="c").close()
+    topic.publish(b"x")
     put(queue, ODD, b"odd")
     return Site(queue.root)
 
@@ -1320,6 +1374,16 @@ def test_what_a_stranger_writes_beside_messages_is_no_fault(site: Site, queue: Q
         ):
             check(answer)
             assert answer.status_code == 200
+
+
+def test_long_reasons_make_no_long_list(site: Site, queue: Queue) -> None:
+    queue.send_many([b"x"] * 20)
+    for _ in range(20):
+        take(queue).reject("no, " + "x" * 500_000)
+    for page in (site.get("messages", q="q", state="error"), site.get("messages", q="q", state="error", newest="1")):
+        assert "no, xxx" in page.text and len(page.data) < 200_000
+    (file, *_) = os.listdir(queue.layout.error)
+    assert "x" * 500_000 in site.get("message", q="q", state="error", id=file).text
 
 
 def test_names_that_tell_any_time_are_no_fault(site: Site, queue: Queue) -> None:
