@@ -74,14 +74,22 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
         yield Message(settlement, state, file)
 
 
-def walk(context: QueueContext, state: str, filter: str | None = None) -> Iterator[Message]:
-    """Yield the messages of a state in order of delivery, DEPTH by a listing; what comes meanwhile may be there."""
+def walk(
+    context: QueueContext, state: str, filter: str | None = None, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Message]:
+    """Yield the messages of a state in order of delivery, DEPTH by a listing; what comes meanwhile may be there.
+
+    Args:
+        stop: asked at each message, also at those that do not match; True ends it.
+    """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     view = view_of(context, state, depth=DEPTH, settled=False)
     with suppress(FileNotFoundError) if state == "delayed" else nullcontext():
         view.refresh()
     while True:
         for file in view.view:
+            if stop():
+                return
             if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):
                 yield Message(settlement, state, file)
         if not view.go_on():

@@ -66,7 +66,7 @@ class Selection:
         older_than: seconds that they have been there at least; None for any time.
         dry_run: whether the verb only reports what it would do.
         before: only what came to the state by this time, in ms since 1970, however long the verb takes; None for all.
-            Then it takes the memory of few messages.
+            Then it takes the memory of few messages, and ends once `stop` returns True.
         exact: the ids are file names, so that one listing finds them.
 
     Raises:
@@ -81,6 +81,7 @@ class Selection:
     dry_run: bool = False
     before: int | None = None
     exact: bool = False
+    stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         if self.filter is not None:
@@ -130,7 +131,7 @@ def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Mes
     if which.exact and which.wanted is not None:
         return list(named(context, state, which.wanted))
     if which.before is not None:
-        return walk(context, state, which.filter)
+        return walk(context, state, which.filter, which.stop)
     return list(browse(context, state, which.filter))
 
 

@@ -115,13 +115,19 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     if not args.until or args.until > queue.context.clock.now_ms() + AHEAD:
         raise Refused(400, "This form says a time that no plan was made at: nothing was done.")
     names = None if args.which == "all" else args.ids
-    which = Selection((args.state,), names, filter if names is None else None, before=args.until, exact=True)
-    outcomes, is_over = _outcomes(queue.context, args, which), False
-    done, failed, count, began = list[Outcome](), list[Outcome](), 0, time.monotonic()
+    began, is_over = time.monotonic(), False
+
+    def stop() -> bool:
+        return time.monotonic() - began > SLICE or is_ending()
+
+    matching = filter if names is None else None
+    which = Selection((args.state,), names, matching, before=args.until, exact=True, stop=stop)
+    outcomes = _outcomes(queue.context, args, which)
+    done, failed, count = list[Outcome](), list[Outcome](), 0
     touched = set[str]()
-    while time.monotonic() - began < SLICE and not is_ending():
+    while not stop():
         if (outcome := next(outcomes, None)) is None:
-            is_over = True
+            is_over = not stop()
             break
         touched |= {outcome.id, outcome.name}
         count += outcome.ok

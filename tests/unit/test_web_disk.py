@@ -116,7 +116,7 @@ def test_who_waits_in_vain_is_told_so_and_so_are_those_who_would_be_too_many(go_
 def test_of_a_queue_that_hangs_nothing_more_is_asked_until_it_answers(
     go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(disk_module, "PATIENCE", -1.0)  # what runs, hangs
     asking = Asking(Disk(), go_on)
     assert "Queue a has not answered" in refusal(lambda: asking.disk.ask("a", asking._hang, 0.02))
     for _ in range(10):
@@ -130,7 +130,7 @@ def test_of_a_queue_that_hangs_nothing_more_is_asked_until_it_answers(
 def test_however_many_queues_hang_the_others_go_on_until_too_many_threads_hang(
     go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(disk_module, "PATIENCE", -1.0)  # what runs, hangs
     asking = Asking(Disk(), go_on)
     for number in range(HANGING):
         refusal(lambda number=number: asking.disk.ask(f"dead{number}", asking._hang, 0.02))  # type: ignore[misc]
