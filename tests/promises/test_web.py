@@ -440,6 +440,7 @@ def test_a_form_that_the_page_did_not_make_does_nothing(site: Site, queue: Queue
     (base(queue) / "working" / "draft").write_bytes(b"is being written")
     queue.root.create_queue("other", durability="none")
     next_moment(Path(queue.root.path).parent)
+    queue.close()  # which tells the sums
     before, wrong = tree(queue.root), dict[str, str]()
     for name, ask in forged(site, file).items():
         answer = ask()
