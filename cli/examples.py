@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq metrics --listen 127.0.0.1:9590",
         "dropq metrics --textfile dropq.prom",
     ),
+    "web": ("dropq web", "dropq web --listen 127.0.0.1:9077 --writable"),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
     "graph": ("dropq graph", "dropq graph --format mermaid"),
     "send": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,6 +114,7 @@ def _serve(viewer: Viewer, exporter: Exporter, host: str, port: int) -> int:
         raise QueueExists(f"{host}:{port} cannot be listened at: {describe(error)}") from error
     where = f"[{host}]" if ":" in host else host
     output.note(f"metrics are at http://{where}:{server.server_address[1]}/metrics")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a scrape that is cut short ends no exporter
     with server:
         server.serve_forever(TICK)
     return OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated
 
 import typer
@@ -38,8 +39,8 @@ def web(
         if str(error.name).partition(".")[0] not in ("werkzeug", "waitress", "jinja2", "markupsafe"):
             raise
         raise Unavailable("web needs the extra web: pip install 'dropq[web]'") from error
-    if proxy_user is not None and not proxy_user.strip():
-        raise UsageError("--proxy-user is empty: name the header, such as X-User")
+    if proxy_user is not None and not re.fullmatch("[A-Za-z0-9-]+", proxy_user):
+        raise UsageError("--proxy-user takes the name of a header: letters, digits and hyphens, such as X-User")
     shell = Shell(ctx)
     shell.check_root()
     try:

@@ -193,7 +193,7 @@ class Viewer:
         self.pause = PAUSE
         self._listing = Watched(root, "")
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._had_queues = False
         self._seen: dict[str, Watched] = {}
         self._due: list[tuple[float, str]] = []  # a heap; what became of a queue since makes an entry void
         self._running: set[Watched] = set()
@@ -263,21 +263,27 @@ class Viewer:
     def _begin(self, watched: Watched, act: Callable[[], None]) -> None:
         watched.began = time.monotonic()
         self._running.add(watched)
-        threading.Thread(target=self._run, args=(watched, act), daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(watched, act), daemon=True).start()
+        except RuntimeError:
+            self._end(watched)  # this process may have no more threads now
 
     def _run(self, watched: Watched, act: Callable[[], None]) -> None:
         try:
             act()
         finally:
-            with self._changed:
-                now = time.monotonic()
-                took, watched.began = now - (watched.began or now), None
-                watched.due = now + max(self.pause, RESTS * took, EACH * len(self._seen))
-                self._running.discard(watched)
-                if self._seen.get(watched.name) is watched:
-                    heappush(self._due, (watched.due, watched.name))
-                self._changed.notify_all()
+            self._end(watched)
         self.refresh()
+
+    def _end(self, watched: Watched) -> None:
+        with self._changed:
+            now = time.monotonic()
+            took, watched.began = now - (watched.began or now), None
+            watched.due = now + max(self.pause, RESTS * took, EACH * len(self._seen))
+            self._running.discard(watched)
+            if self._seen.get(watched.name) is watched:
+                heappush(self._due, (watched.due, watched.name))
+            self._changed.notify_all()
 
     def _list(self) -> None:
         """Find out which queues there are; look at no entry of the root, as it may lead to a disk that is away."""
@@ -286,7 +292,9 @@ class Viewer:
                 entry.name for entry in reading.entries(self._root.layout.path) if entry.is_file(follow_symlinks=False)
             }
             names = set(addresses(self._root.layout)) - files
-            self.problem = None
+            if self._had_queues and not names and not reading.exists(self._root.layout.config_file):
+                raise Unavailable(f"{self._root.layout.path} has no queues any more, and no dropq.toml: {_SILENT}")
+            self.problem, self._had_queues = None, bool(names)
         except Exception as error:  # the names that were found before are as good as any
             self.problem = error
             return
@@ -306,7 +314,7 @@ class Viewer:
                     self._seen.pop(name, None)
                 return
             look = Look(name, utc(self._root.clock.now_ms()), health.unusable(self._root, name, error))
-        watched.last, watched.looked = look, began
+        watched.looked, watched.last = began, look  # RACE: who sees the look sees its time
 
 
 def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from heapq import nlargest
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from dropq.errors import NoSuchMessage
@@ -50,12 +48,14 @@ class Excerpt(NamedTuple):
         looked_at: how many were held against the filter, or are listed.
         matching: how many of these match.
         is_whole: whether that was all that lay there.
+        total: how many lie there.
     """
 
     messages: list[Message]
     looked_at: int
     matching: int
     is_whole: bool
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,38 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
     settlement = Claims(context)
     for file in listed(context, state, filter):
         yield Message(settlement, state, file)
+
+
+def walk(
+    context: QueueContext, state: str, filter: str | None = None, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Message]:
+    """Yield the messages of a state in order of delivery, DEPTH by a listing; what comes meanwhile may be there.
+
+    Args:
+        stop: asked at each message, also at those that do not match; True ends it.
+    """
+    settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
+    view = view_of(context, state, depth=DEPTH, settled=False)
+    with suppress(FileNotFoundError) if state == "delayed" else nullcontext():
+        view.refresh()
+    while True:
+        for file in view.view:
+            if stop():
+                return
+            if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):
+                yield Message(settlement, state, file)
+        if not view.go_on():
+            break
+
+
+def named(context: QueueContext, state: str, files: Collection[str]) -> Iterator[Message]:
+    """Yield the messages of a state that have these file names, by one listing."""
+    wanted, folder, settlement = dict.fromkeys(files), context.layout.folder(state), Claims(context)
+    with suppress(FileNotFoundError) if state == "delayed" else nullcontext():
+        for chunk in reading.message_names(folder, context.config.ignore):
+            for file in wanted.keys() & chunk:
+                if not _is_reserved(context, state, file):
+                    yield Message(settlement, state, context.sidecars.file(file, folder))
 
 
 def excerpt(
@@ -96,10 +128,10 @@ def excerpt(
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     depth = count if matches is None else DEPTH
-    found, looked_at, matching, is_whole = list[Message](), 0, 0, True
+    found, looked_at, matching, is_whole, total = list[Message](), 0, 0, True, -1
     with context.error_context("nothing was changed"):
         if newest:
-            files = _newest(context, state, depth + 1)
+            files, total = _newest(context, state, depth + 1)
         else:
             files = _listed_by(context, state, TargetView.files, depth + 1)
         until = time.monotonic() + seconds
@@ -114,29 +146,25 @@ def excerpt(
                 matching += 1
                 if len(found) < count:
                     found.append(Message(settlement, state, file))
-    return Excerpt(found, looked_at, matching, is_whole)
+    if is_whole:
+        total = looked_at
+    return Excerpt(found, looked_at, matching, is_whole, total if total >= 0 else count_in(context, state))
 
 
-def named(context: QueueContext, state: str, filenames: Iterable[str]) -> Iterator[Message]:
-    """Yield the messages of a state that have these file names, which may be forged; list nothing."""
-    settlement, folder = Claims(context), context.layout.folder(state)
-    for name in filenames:
-        if not name or "/" in name or "\0" in name or context.sidecars.ignored(name):
-            continue
-        try:
-            found = os.lstat(f"{folder}/{name}")
-        except OSError:
-            continue  # it moved on, or was never there
-        if stat.S_ISREG(found.st_mode) and not (state in SETTLED and reading.is_reservation(found)):
-            yield Message(settlement, state, context.sidecars.file(name, folder))
-
-
-def _newest(context: QueueContext, state: str, count: int) -> Iterator[MessageFile]:
-    """Yield the messages of a state, the newest first, by one listing."""
+def _newest(context: QueueContext, state: str, count: int) -> tuple[Iterator[MessageFile], int]:
+    """Return the messages of a state, the newest first, and how many lie there, by one listing."""
     folder, now = context.layout.folder(state), context.clock.now_ms()
-    filenames = chain.from_iterable(reading.message_names(folder, context.config.ignore))
-    newest = nlargest(count, ((since(context, state, name, now), name) for name in filenames))
-    return (context.sidecars.file(name, folder) for _, name in newest)
+    newest, total, least = list[tuple[int, str]](), 0, 0
+    for chunk in reading.message_names(folder, context.config.ignore):
+        total += len(chunk)
+        times = names.sent_together(chunk) or [since(context, state, name, now) for name in chunk]
+        newest += [one for one in zip(times, chunk, strict=True) if one[0] >= least]
+        if len(newest) > 2 * count:  # a heap of so many takes three times as long
+            newest.sort(reverse=True)
+            del newest[count:]
+            least = newest[-1][0]
+    newest.sort(reverse=True)
+    return (context.sidecars.file(name, folder) for _, name in newest[:count]), total
 
 
 def since(context: QueueContext, state: str, file: str, now: int) -> int:
@@ -279,10 +307,13 @@ def counts(context: QueueContext) -> dict[str, int]:
 
     A message that was committed, and whose parts have not all arrived, counts as held.
     """
-    count, ignore = reading.message_counts, context.config.ignore
-    found = {state: sum(count(context.layout.folder(state), ignore)) for state in ALL_STATES}
-    found["processing"] += sum(1 for _ in committed_files(context))
-    return found
+    return {state: count_in(context, state) for state in ALL_STATES}
+
+
+def count_in(context: QueueContext, state: str) -> int:
+    """Return how many messages lie in a state, by one listing."""
+    count = sum(reading.message_counts(context.layout.folder(state), context.config.ignore))
+    return count + sum(1 for _ in committed_files(context)) if state == "processing" else count
 
 
 def _files_of(context: QueueContext, state: str) -> Iterator[tuple[MessageFile, str]]:

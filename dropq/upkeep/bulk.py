@@ -26,7 +26,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
-from dropq.queue.browsing import browse, named
+from dropq.queue.browsing import browse, named, walk
 from dropq.queue.by_id import ack_listed, why_kept
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription
@@ -65,7 +65,9 @@ class Selection:
         ids: their ids, file names or receipts; None for all that lie there.
         older_than: seconds that they have been there at least; None for any time.
         dry_run: whether the verb only reports what it would do.
-        exact: whether `ids` are file names alone: then no other message of such an id is meant, and nothing is listed.
+        before: only what came to the state by this time, in ms since 1970, however long the verb takes; None for all.
+            Then it takes the memory of few messages, and ends once `stop` returns True.
+        exact: the ids are file names, so that one listing finds them.
 
     Raises:
         InvalidFilter: the filter cannot be read, or is blank.
@@ -77,7 +79,9 @@ class Selection:
     filter: str | None = None
     older_than: float | None = None
     dry_run: bool = False
+    before: int | None = None
     exact: bool = False
+    stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         if self.filter is not None:
@@ -111,20 +115,24 @@ def select(context: QueueContext, which: Selection) -> Iterator[Message]:
     with error_context("no message was touched"):
         if reading.exists(context.layout.staged):
             _roll_forward(context)
-    for message in (message for state in which.states for message in _in(context, state, which)):
+    for message in (message for state in which.states for message in _listed(context, state, which)):
         if not which.takes(_names(message)):
             continue
         with error_context("this message and those after it were not touched"):
             if which.older_than is not None and context.age_ms(message.path) <= which.older_than * 1000:
                 continue
+            if which.before is not None and reading.changed_ms(message.path, gone=which.before + 1) > which.before:
+                continue
         yield message
 
 
-def _in(context: QueueContext, state: str, which: Selection) -> Iterator[Message]:
-    """Yield the messages of a state that a selection may take: in order of delivery, or as they are named exactly."""
+def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Message]:
+    """List messages of a state, the wanted ones among them; what comes meanwhile only where its time tells that."""
     if which.exact and which.wanted is not None:
-        return named(context, state, which.wanted)
-    return browse(context, state, which.filter)
+        return list(named(context, state, which.wanted))
+    if which.before is not None:
+        return walk(context, state, which.filter, which.stop)
+    return list(browse(context, state, which.filter))
 
 
 def _names(message: Message) -> set[str]:
@@ -508,7 +516,9 @@ def _outcome(message: Message, act: Callable[[Message], str | None], done: str, 
 def _not_found(context: QueueContext, which: Selection, found: set[str]) -> Iterator[Outcome]:
     """Yield an outcome for each name that was asked for and that no message has."""
     missing = [id for id in which.wanted or () if id not in found]
-    records = _records_of(context, which.where, missing) if missing and which.where in SETTLED else {}
+    records = (
+        _records_of(context, which.where, missing) if missing and which.where in SETTLED and not which.exact else {}
+    )
     for id in missing:
         ids = records.get(id, [])
         hint = f"; {len(ids)} of its records are there, such as {ids[0]}" if ids else ""

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from dropq.format.layout import WAITING
-from dropq.format.printable import escape
+from dropq.format.layout import STATES, WAITING
 from dropq.lifecycle.context import QueueContext
 from dropq.queue.browsing import excerpt, named
 from dropq.upkeep import bulk
 from dropq.upkeep.bulk import Outcome, Selection
 from dropq.web.arguments import SHOWN, Arguments
 from dropq.web.guard import Refused
-from dropq.web.pages import FILTERING, Page, Site, _quoted
+from dropq.web.pages import FILTERING, Page, Site, command, quoted
 
 #: The parameters of a form.
 PARAMETERS = ("verb", "step", "which", "q", "state", "id", "filter", "until", "to_origin", "confirm")
-#: Seconds of doing; messages that a plan shows; seconds by which a plan may be ahead of the file server's clock.
-SLICE, LISTED, AHEAD = 4.0, 20, 2.0
+#: Seconds of doing; messages that a plan shows; milliseconds by which one may be ahead of the file server's clock.
+SLICE, LISTED, AHEAD = 4.0, 20, 2000
 #: What each verb does to a message.
 LOSES = {
     "requeue": "Its counters start again, and its own expiration is dropped. The reason goes; the log keeps it.",
@@ -37,15 +36,16 @@ LOSES = {
 
 def act(site: Site, args: Arguments, is_ending: Callable[[], bool]) -> Page:
     """Plan what a form asks for, or do it."""
-    if not (args.verb and args.queue and args.step):
+    is_switch = args.verb in ("pause", "resume")
+    if not (args.verb and args.queue and args.step and (args.state or is_switch)):
         raise Refused(400, "This form lacks a part: nothing was done.")
-    if args.verb in ("pause", "resume"):
+    if is_switch:
         return site.disk.ask(args.queue, lambda: _switch(site, args))
-    if args.verb == "requeue":
-        allowed: tuple[str, ...] = (*bulk.REQUEUED, *(WAITING if args.to_origin else ()))
-        if args.state not in allowed:
-            raise Refused(400, f"Messages are requeued from {', '.join(allowed)}: nothing was done.")
-    if args.which != "all" and not args.ids:
+    args = replace(args, to_origin=args.to_origin and args.verb == "requeue")  # the tick is beside both buttons
+    allowed = STATES if args.verb == "purge" else (*bulk.REQUEUED, *(WAITING if args.to_origin else ()))
+    if args.state not in allowed:
+        raise Refused(400, f"This is done to messages in {', '.join(allowed)}: nothing was done.")
+    if (args.which == "all") == bool(args.ids):
         raise Refused(400, "No message was ticked: go back, and tick some. Nothing was done.")
     filter = site.compiled(args.filter)
     if args.step == "plan":
@@ -56,7 +56,7 @@ def act(site: Site, args: Arguments, is_ending: Callable[[], bool]) -> Page:
 def _switch(site: Site, args: Arguments) -> Page:
     """Pause or resume a queue."""
     queue = site.queue(args.queue)
-    shown = {"q": args.queue, "verb": args.verb, "command": f"dropq {args.verb} {_quoted(args.queue)}"}
+    shown = {"q": args.queue, "verb": args.verb, "command": command(args.verb, [args.queue])}
     if args.step == "plan":
         return Page("switch.html", {**shown, "is_done": False, "is_paused": queue.paused})
     if args.verb == "pause":
@@ -73,12 +73,12 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     shown = {**_shown(args), "until": min(args.until, now) or now, "is_more": False, "named": args.ids}
     if args.which == "all":
         found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
-        count = found.matching if found.is_whole or filter else queue.counts()[args.state]
+        count = found.matching if filter else found.total
         names = [message.id for message in found.messages]
         shown["is_more"] = not found.is_whole and filter is not None
         shown["looked_at"] = found.looked_at
     else:
-        there = list(named(queue.context, args.state, args.ids))
+        there = list(named(queue.context, args.state, args.ids))  # a form may be forged, and a message has moved on
         names, count = [message.id for message in there[:LISTED]], len(there)
         shown["named"] = tuple(message.file for message in there)
     return Page("plan.html", {**shown, "names": names, "count": count})
@@ -99,42 +99,41 @@ def _shown(args: Arguments) -> dict[str, Any]:
 
 
 def _command(args: Arguments) -> str:
-    words = ["dropq", args.verb, _quoted(args.queue)]
-    words += ["--to-origin"] if args.to_origin else []
-    words += (
-        [f"--state {args.state}"]
-        if args.state != ("target" if args.to_origin or args.verb == "purge" else "error")
-        else []
-    )
-    if args.which != "all":
-        words += [_quoted(id) for id in args.ids[:LISTED]] + (["..."] if len(args.ids) > LISTED else [])
-    else:
-        words += [f"--filter {_quoted(args.filter)}" if args.filter else "--all"]
-    return " ".join(words)
+    options = ["--to-origin"] if args.to_origin else []
+    if args.state != ("target" if args.to_origin or args.verb == "purge" else "error"):
+        options.append(f"--state {args.state}")
+    if args.which == "all":
+        return command(args.verb, [args.queue], *options, f"--filter {quoted(args.filter)}" if args.filter else "--all")
+    return command(args.verb, [args.queue, *args.ids[:LISTED]], *options) + (" ..." if len(args.ids) > LISTED else "")
 
 
 def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[], bool]) -> Page:
     """Act for some seconds; show what became of each message, and offer to go on."""
     queue = site.queue(args.queue)
-    if args.verb == "purge" and args.confirm != escape(args.queue):
+    if args.verb == "purge" and args.confirm != args.queue.strip():
         return replace(_plan(site, args, filter), status=400)
-    now = queue.context.clock.now_ms()
-    age = (now - args.until) / 1000
-    if not args.until or age < -AHEAD:
+    if not args.until or args.until > queue.context.clock.now_ms() + AHEAD:
         raise Refused(400, "This form says a time that no plan was made at: nothing was done.")
     names = None if args.which == "all" else args.ids
-    which = Selection((args.state,), names, filter if names is None else None, max(age, 0), exact=True)
-    outcomes, is_over = _outcomes(queue.context, args, which), False
-    done, failed, count, began = list[Outcome](), list[Outcome](), 0, time.monotonic()
+    began, is_over = time.monotonic(), False
+
+    def stop() -> bool:
+        return time.monotonic() - began > SLICE or is_ending()
+
+    matching = filter if names is None else None
+    which = Selection((args.state,), names, matching, before=args.until, exact=True, stop=stop)
+    outcomes = _outcomes(queue.context, args, which)
+    done, failed, count = list[Outcome](), list[Outcome](), 0
     touched = set[str]()
-    while time.monotonic() - began < SLICE and not is_ending():
+    while not stop():
         if (outcome := next(outcomes, None)) is None:
-            is_over = True
+            is_over = not stop()
             break
         touched |= {outcome.id, outcome.name}
         count += outcome.ok
         (done if outcome.ok else failed).append(outcome)
         del done[SHOWN:], failed[SHOWN:]
+    queue.close()  # the log gets the sums: this process may idle, or end
     left = () if is_over or names is None else tuple(name for name in names if name not in touched)
     shown = {
         **_shown(args),

@@ -13,10 +13,12 @@ from functools import cached_property
 from http import HTTPStatus
 from importlib.resources import files
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from werkzeug import Request, Response
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import HTTPException
 
 from dropq.diagnosis.overview import TICK, Viewer
@@ -151,10 +153,10 @@ class Application:
         if request.method not in ("GET", "HEAD"):
             raise Refused(405, "This page is only read: nothing was done.")
         if name == "body":
-            return self._body(parse(request.args, ("q", "state", "id")))
+            return self._body(parse(_asked(request), ("q", "state", "id")))
         self._watched = time.monotonic()
         page, parameters = PAGES[name]
-        return self._rendered(page(self.site, parse(request.args, parameters)), user)
+        return self._rendered(page(self.site, parse(_asked(request), parameters)), user)
 
     def _act(self, request: Request, user: str) -> Response:
         if request.method != "POST":
@@ -182,7 +184,8 @@ class Application:
             raise
         pieces = _Pieces(file, size, self._downloads.release)
         response = Response(pieces, mimetype="application/octet-stream", direct_passthrough=True)
-        response.headers.set("Content-Disposition", "attachment", filename=escape(name))
+        saved_as = quote(escape(name), safe="")  # a header is ASCII
+        response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{saved_as}"
         response.content_length = size
         return response
 
@@ -212,6 +215,7 @@ class Application:
         templates = Environment(
             loader=PackageLoader("dropq.web"),
             autoescape=True,
+            auto_reload=False,  # else each page asks the disk that dropq lies on
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -223,6 +227,14 @@ class Application:
         }
         templates.globals |= {"drawing": trend.drawing, "WIDTH": trend.WIDTH, "HEIGHT": trend.HEIGHT}
         return templates
+
+
+def _asked(request: Request) -> MultiDict[str, str]:
+    """Return the parameters of an address; its bytes need not be encoded."""
+    try:
+        return request.args
+    except UnicodeDecodeError as error:
+        raise Refused(400, "The address of this page is no UTF-8.") from error
 
 
 def _plain(refused: Refused) -> Response:
@@ -250,9 +262,12 @@ class _Pieces:
         self._release: Callable[[], None] | None = release
 
     def __iter__(self) -> Iterator[bytes]:
-        while self._left and (piece := self._file.read(min(PIECE, self._left))):
-            self._left -= len(piece)
-            yield piece
+        try:
+            while self._left and (piece := self._file.read(min(PIECE, self._left))):
+                self._left -= len(piece)
+                yield piece
+        except OSError as error:  # the server ends the connection; it would log the path, which has the key
+            log.warning("a body could not be saved whole: %s", describe(error))
 
     def close(self) -> None:
         release, self._release = self._release, None

@@ -52,7 +52,7 @@ class Arguments:
     queue: str = ""
     ids: tuple[str, ...] = ()
     filter: str = ""
-    state: str = "target"
+    state: str = ""
     event: str = ""
     newest: bool = False
     still: bool = False
@@ -98,7 +98,7 @@ def parse(given: MultiDict[str, str], allowed: Sequence[str]) -> Arguments:
         queue=queue,
         ids=ids,
         filter=_text(given, "filter", FILTER_LIMIT, is_name=False).strip(),
-        state=given.get("state", "target"),
+        state=given.get("state", "" if "verb" in allowed else "target"),  # a form has to say it
         event=given.get("event", ""),
         newest="newest" in given,
         still="still" in given,

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dropq.web.guard import Refused
 
 T = TypeVar("T")
 
-#: How many threads ask the disk, and how many of them ask for one queue; how many requests may wait for a thread.
-THREADS, OF_ONE, WAITING = 4, 2, 12
-#: Seconds that a request waits for its answer.
+#: How many threads ask the disk, and how many of them ask for one queue; how many requests may wait for a thread; and
+#: how many threads may hang besides, each of them in a request for another queue.
+THREADS, OF_ONE, WAITING, HANGING = 4, 2, 12, 16
+#: Seconds that a request waits for its answer, the first half of them for a thread.
 PATIENCE = 5.0
 
 
@@ -27,8 +27,7 @@ class Disk:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running = Counter[str]()
-        self._silent = Counter[str]()  # of those, whose requests have given up
+        self._running = set[_Task[Any]]()
         self._waiting = 0
 
     def ask(self, queue: str, act: Callable[[], T], seconds: float = PATIENCE) -> T:
@@ -38,55 +37,63 @@ class Disk:
             queue: which queue it reads, to keep one that hangs from using up all threads.
 
         Raises:
-            Refused: it takes longer than these seconds, or others have taken all threads for as long.
+            Refused: it takes longer than these seconds, or others have taken all threads for half as long.
         """
-        until = time.monotonic() + seconds
-        self._begin(queue, until)
-        task = _Task(act)
-        threading.Thread(target=self._run, args=(queue, task), daemon=True).start()
-        if not task.over.wait(max(until - time.monotonic(), 0)):
-            with self._changed:
-                if not task.over.is_set():
-                    task.is_silent = True
-                    self._silent[queue] += 1
-                    raise Refused(503, f"{_where(queue)} has not answered for {seconds:.0f} s: {_LATER}")
+        began, task = time.monotonic(), _Task(queue, act)
+        self._begin(task, began + seconds / 2)
+        try:
+            threading.Thread(target=self._run, args=(task,), daemon=True).start()
+        except RuntimeError as error:  # this process may have no more threads
+            self._end(task)
+            raise Refused(503, f"{_BUSY}: {_LATER}") from error
+        if not task.over.wait(began + seconds - time.monotonic()):
+            raise Refused(503, f"{_where(queue)} has not answered for {seconds:.0f} s: {_LATER}")
         if task.error is not None:
             raise task.error
         return task.result  # type: ignore[return-value] # it ended without an error
 
-    def _begin(self, queue: str, until: float) -> None:
+    def _begin(self, task: _Task[T], until: float) -> None:
         """Wait for a thread."""
         with self._changed:
             self._waiting += 1
             try:
-                while self._silent[queue] or self._running[queue] >= OF_ONE or self._running.total() >= THREADS:
-                    if self._silent[queue]:
-                        raise Refused(503, f"{_where(queue)} does not answer: {_LATER}")
+                while not self._has_room(task.queue):
                     left = until - time.monotonic()
                     if self._waiting > WAITING or left <= 0:
-                        raise Refused(503, f"Too many pages are being read from the disk: {_LATER}")
-                    self._changed.wait(left)
-                self._running[queue] += 1
+                        raise Refused(503, f"{_BUSY}: {_LATER}")
+                    self._changed.wait(min(left, PATIENCE / 10))  # that a thread hangs is told by time alone
+                task.began = time.monotonic()
+                self._running.add(task)
             finally:
                 self._waiting -= 1
 
-    def _run(self, queue: str, task: _Task[T]) -> None:
+    def _has_room(self, queue: str) -> bool:
+        """Return whether another thread may ask for a queue now; raise Refused if one of its threads hangs."""
+        hanging = {task for task in self._running if time.monotonic() - task.began > PATIENCE}
+        if len(hanging) >= HANGING or any(task.queue == queue for task in hanging):
+            raise Refused(503, f"{_where(queue)} does not answer: {_LATER}")
+        asked = [task.queue for task in self._running - hanging]
+        return len(asked) < THREADS and asked.count(queue) < OF_ONE
+
+    def _run(self, task: _Task[T]) -> None:
         task.run()
+        self._end(task)
+
+    def _end(self, task: _Task[T]) -> None:
         with self._changed:
-            task.over.set()
-            self._running[queue] -= 1
-            self._silent[queue] -= task.is_silent
-            self._running, self._silent = +self._running, +self._silent  # names of queues come and go
+            self._running.discard(task)
             self._changed.notify_all()
+        task.over.set()
 
 
 class _Task(Generic[T]):
-    """What a thread does, and what came of it."""
+    """What a thread does for a queue, since when on the monotonic clock, and what came of it."""
 
-    def __init__(self, act: Callable[[], T]) -> None:
+    def __init__(self, queue: str, act: Callable[[], T]) -> None:
+        self.queue = queue
         self._act, self._context = act, copy_context()
+        self.began = 0.0
         self.over = threading.Event()
-        self.is_silent = False
         self.result: T | None = None
         self.error: BaseException | None = None
 
@@ -97,6 +104,7 @@ class _Task(Generic[T]):
             self.error = error
 
 
+_BUSY = "Too many pages are being read from the disk"
 _LATER = "try again in a moment; `dropq doctor` says more of a disk that does not answer."
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hmac import compare_digest
-from urllib.parse import urlsplit
 
 from werkzeug import Request
 
@@ -79,14 +78,14 @@ class Guard:
         user = request.headers.get(self.user_header, "").strip()
         if not user:
             raise Refused(403, "The proxy names no user: it has to set the header that --proxy-user says.")
-        return user
+        return user.encode("latin-1", "replace").decode("utf-8", "replace")  # a server hands on bytes so
 
     def check_form(self, request: Request) -> None:
         """Refuse a form that another site may have sent, or that is no plain form."""
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         host = request.environ.get("HTTP_HOST", "")
-        ours = site == "same-origin" if site is not None else origin is None or urlsplit(origin).netloc == host
-        if not ours:
+        ours = (None, f"http://{host}", f"https://{host}")
+        if site != "same-origin" if site is not None else origin not in ours:
             raise Refused(403, "This form was sent from another site: nothing was done.")
         if request.mimetype != "application/x-www-form-urlencoded":
             raise Refused(415, "A form has to be application/x-www-form-urlencoded: nothing was done.")

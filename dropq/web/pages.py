@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
@@ -32,6 +32,8 @@ from dropq.web.trend import Trends
 
 #: Bytes of a body that are shown.
 BODY_SHOWN = 64 << 10
+#: Characters of a reason that a list shows; the message's own page has all.
+REASON_SHOWN = 1000
 #: Seconds that a filter may take.
 FILTERING = 1.0
 #: Among how many messages of its state one is explained.
@@ -136,7 +138,7 @@ def queue(site: Site, args: Arguments) -> Page:
         "states": ALL_STATES,
         "is_paused": look is not None and any(note.kind == "paused" for note in look.health.notes),
         "still": args.still,
-        "command": f"dropq top {_quoted(seen.name)}",
+        "command": command("top", [seen.name]),
     }
     return Page("queue.html", shown, refreshes=not args.still)
 
@@ -167,9 +169,7 @@ def messages(site: Site, args: Arguments) -> Page:
         until = queue.context.clock.now_ms()
         found = excerpt(queue.context, args.state, SHOWN, newest=args.newest, filter=filter, seconds=FILTERING)
         rows = [row for row in map(_row, found.messages) if row is not None]
-        is_all = found.is_whole and filter is None
-        total = found.looked_at if is_all else queue.counts().get(args.state, 0)
-        return {"found": found, "rows": rows, "total": total, "until": until, "now": utc(until)}
+        return {"found": found, "rows": rows, "total": found.total, "until": until, "now": utc(until)}
 
     return Page("messages.html", {**shown, **site.disk.ask(args.queue, read)})
 
@@ -185,7 +185,7 @@ def _row(message: Message) -> dict[str, Any] | None:
             "tries": message.delivery_count,
             "type": message.type,
             "owner": message.owner,
-            "reason": reason_text(message.reason),
+            "reason": reason_text(message.reason)[:REASON_SHOWN],
             "origin": message.origin,
         }
     except DropqError:
@@ -193,16 +193,20 @@ def _row(message: Message) -> dict[str, Any] | None:
 
 
 def _browse(args: Arguments) -> str:
-    if args.newest:
-        words = ["dropq", "tail", _quoted(args.queue), f"-n {SHOWN}"]
-    else:
-        words = ["dropq", "browse", _quoted(args.queue), f"-n {SHOWN}"]
-    words += [f"--state {args.state}"] if args.state != "target" else []
-    words += [f"--filter {_quoted(args.filter)}"] if args.filter else []
-    return " ".join(words)
+    options = [f"-n {SHOWN}", *([f"--state {args.state}"] if args.state != "target" else [])]
+    options += [f"--filter {quoted(args.filter)}"] if args.filter else []
+    return command("tail" if args.newest else "browse", [args.queue], *options)
 
 
-def _quoted(text: str) -> str:
+def command(verb: str, names: Sequence[str], *options: str) -> str:
+    """Write a command line as a shell takes it; behind `--`, no name is taken for an option."""
+    words = [quoted(name) for name in names]
+    ends = ["--", *words] if any(name.startswith("-") for name in names) else []
+    return " ".join(["dropq", verb, *([] if ends else words), *options, *ends])
+
+
+def quoted(text: str) -> str:
+    """Quote a text for a shell, and let dropq get its odd bytes."""
     return quote(escape(text))
 
 
@@ -238,7 +242,7 @@ def message(site: Site, args: Arguments) -> Page:
         "q": args.queue,
         "state": args.state,
         "id": args.id,
-        "command": f"dropq show {_quoted(args.queue)} {_quoted(args.id)}",
+        "command": command("show", [args.queue, args.id]),
         "body_limit": BODY_SHOWN,
         **found,
     }
@@ -298,15 +302,15 @@ def log(site: Site, args: Arguments) -> Page:
             last = deque((each for each in events if _is_shown(each, args.event)), SHOWN)
         return {"events": list(reversed(last)), "now": now, "is_off": queue.config.log == "off"}
 
-    words = [f"--id {_quoted(args.id)}"] if args.ids else ["--since 1d"]
-    words += [f"--event {args.event}"] if args.event else []
+    options = [f"--id {quoted(args.id)}"] if args.ids else ["--since 1d"]
+    options += [f"--event {args.event}"] if args.event else []
     shown = {
         "q": args.queue,
         "id": args.id if args.ids else "",
         "event": args.event,
         "kinds": (*OUTCOMES, *ACTS),
         "most": SHOWN,
-        "command": f"dropq log {_quoted(args.queue)} {' '.join(words)} -n {SHOWN}",
+        "command": command("log", [args.queue], *options, f"-n {SHOWN}"),
     }
     return Page("log.html", {**shown, **site.disk.ask(args.queue, read)})
 

@@ -19,8 +19,9 @@ from dropq.errors import ConfigError, QueueExists
 from dropq.storage.failures import describe
 from dropq.web.app import Application
 
-#: How many requests are answered at once: those that wait for a disk need a thread each.
-THREADS, CONNECTIONS = 32, 1000
+#: How many requests are answered at once: those that wait for a disk need a thread each. And how many connections are
+#: open at once: most processes may have 1024 files.
+THREADS, CONNECTIONS = 32, 500
 #: Bytes of a request's header, and of its body.
 HEADER_LIMIT, BODY_LIMIT = 16 << 10, 64 << 10
 #: Seconds in which an act that runs may come to an end.
@@ -84,6 +85,7 @@ def _is_dead(path: str) -> bool:
 def _listening(listener: socket.socket, at: str | tuple[str, int], address: str) -> socket.socket:
     try:
         listener.bind(at)
+        listener.listen()  # at once: until then another process may take the address
     except OSError as error:
         listener.close()
         raise QueueExists(f"{address} cannot be listened at: {describe(error)}") from error
@@ -97,6 +99,9 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
         ready: called once connections are taken.
     """
     ended = threading.Event()
+    signal.signal(
+        signal.SIGPIPE, signal.SIG_IGN
+    )  # a client that goes ends no server; commands heed it for their output
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     server = create_server(

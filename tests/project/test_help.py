@@ -26,7 +26,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_root"
 VALUES = {
     *("QUEUE", "TO", "ID", "RECEIPT", "FILE", "DIR", "KEY", "KEY=VALUE", "NAME[:TYPE]=VALUE", "TYPE", "TEXT", "N"),
     *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT", "OP", "ROLE", "FORMAT"),
-    *("ADDRESS", "BYTES", "ROW", "EVENT", "TIME", "COLUMN", "PEER", "NAME=PATH"),
+    *("ADDRESS", "HEADER", "BYTES", "ROW", "EVENT", "TIME", "COLUMN", "PEER", "NAME=PATH"),
 }
 #: Examples that wait for what does not come in a test, or need a message that asks for an answer, or a folder that is
 #: not there.
@@ -34,6 +34,7 @@ UNENDING = (
     "dropq tail -f",
     "dropq log -f",
     "dropq metrics --",
+    "dropq web",
     "dropq work orders invoices",
     "echo 42 | dropq reply",
     "dropq wait orders --empty",

@@ -603,6 +603,23 @@ def test_a_scrape_that_is_cut_short_is_no_news(
     assert capsys.readouterr().err == ""
 
 
+def test_scrapes_that_are_cut_short_do_not_end_the_exporter(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("q", durability="none")
+    command = [sys.executable, "-m", "dropq", "--root", str(tmp_path), "metrics", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as exporter:
+        try:
+            assert exporter.stderr is not None
+            address = re.findall(r"http://(.+):(\d+)/metrics", exporter.stderr.readline())[0]
+            for _ in range(100):
+                with socket.create_connection(address) as client:
+                    client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with urlopen(f"http://{address[0]}:{address[1]}/metrics") as answer:
+                assert answer.status == 200
+        finally:
+            exporter.kill()
+
+
 # -- top -----------------------------------------------------------------------------------------------------------
 
 

@@ -356,7 +356,7 @@ def test_what_the_fields_of_public_records_hold_is_public() -> None:
 
 def test_every_exception_is_public() -> None:
     modules = [module.name for module in pkgutil.walk_packages(dropq.__path__, "dropq.")]
-    others = ("dropq.spark", "dropq.zmq", "dropq.cli", "dropq.__main__")
+    others = ("dropq.spark", "dropq.web", "dropq.zmq", "dropq.cli", "dropq.__main__")
     library = {name for name in modules if not name.startswith(others)}
     for name in library:
         import_module(name)
