@@ -73,7 +73,8 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     """Show which messages the verb would act on."""
     queue = site.queue(args.queue)
     now = queue.context.clock.now_ms()
-    shown = {**_shown(args), "until": min(args.until, now) or now, "is_more": False, "named": args.ids}
+    shown = {**_shown(args), "until": min(args.until, now) or now, "named": args.ids}
+    shown |= {"is_more": False, "is_misnamed": False}
     if args.which == "all":
         found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
         count = found.matching if found.is_whole or filter else queue.counts()[args.state]
@@ -132,7 +133,8 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     """Act for some seconds; show what became of each message, and offer to go on."""
     queue = site.queue(args.queue)
     if args.verb == "purge" and args.confirm != escape(args.queue):
-        return replace(_plan(site, args, filter), status=400)
+        plan = _plan(site, args, filter)
+        return replace(plan, shown={**plan.shown, "is_misnamed": True}, status=400)
     now = queue.context.clock.now_ms()
     age = (now - args.until) / 1000
     if not args.until or age < -AHEAD:

@@ -1,0 +1,158 @@
+"""Measure what a page that is held open costs: processor time of `dropq web`, and messages a second with and without.
+
+Four processes send and four receive, as fast as they can, while a reader has the root's page and a queue's open: both
+are asked for each 5 s, with their style sheet, as a browser does. In each round the same runs with the page and
+without, in an order that changes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from beside import print_rows
+
+import dropq
+from bench import scratch
+
+BODY = b"x" * 1024
+#: Seconds of a run, and between two times that a page is asked for.
+RUN, REFRESH = 12.0, 5.0
+#: How many send, and as many receive; and how many messages may wait.
+EACH, WAITING = 4, 1000
+
+
+class Case(NamedTuple):
+    """What is measured: a root of so many queues, of which one is at work."""
+
+    queues: int
+    on: str = "tmpfs"
+
+    @property
+    def name(self) -> str:
+        """What `--only` finds it by."""
+        return f"{self.queues} queue{'s' * (self.queues > 1)}"
+
+
+CASES = (Case(1), Case(20))
+
+
+def send(folder: str, room: Any, until: float) -> None:
+    """Send until a time, while there is room."""
+    queue = dropq.Root(folder).queue("q0")
+    while time.monotonic() < until:
+        if room.acquire(timeout=0.1):
+            queue.send(BODY)
+
+
+def receive(folder: str, room: Any, until: float, count: Any) -> None:
+    """Receive until a time; add up how many messages."""
+    with dropq.Root(folder).queue("q0").subscribe() as subscription:
+        taken = 0
+        while time.monotonic() < until:
+            if (message := subscription.receive(0.1)) is not None:
+                message.ack()
+                room.release()
+                taken += 1
+    with count.get_lock():
+        count.value += taken
+
+
+def per_second(folder: str) -> float:
+    """Return how many messages went through a second."""
+    context = multiprocessing.get_context("fork")
+    room, count = context.Semaphore(WAITING), context.Value("i", 0)
+    until = time.monotonic() + RUN
+    jobs = [context.Process(target=send, args=(folder, room, until)) for _ in range(EACH)]
+    jobs += [context.Process(target=receive, args=(folder, room, until, count)) for _ in range(EACH)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    return int(count.value) / RUN
+
+
+class Reader(threading.Thread):
+    """Has two pages open until it is told that it is over."""
+
+    def __init__(self, link: str) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self._link = link
+
+    def run(self) -> None:
+        """Ask for the pages again and again."""
+        while not self.over.wait(REFRESH):
+            self.read()
+
+    def read(self) -> None:
+        """Ask for each page once."""
+        for path in ("", "style.css", "queue?q=q0", "style.css"):
+            with urllib.request.urlopen(self._link + path) as answer:
+                answer.read()
+
+
+@contextmanager
+def page(folder: str, used: list[float]) -> Iterator[None]:
+    """Run `dropq web` with a reader; add the per cent of a processor that it took once it was ready."""
+    command = [sys.executable, "-m", "dropq", "--root", folder, "web", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reader = Reader(process.stdout.readline().strip())
+        reader.read()
+        reader.start()
+        time.sleep(1)
+        began, before = time.monotonic(), spent(process.pid)
+        yield
+        used.append(100 * (spent(process.pid) - before) / (time.monotonic() - began))
+        reader.over.set()
+        reader.join()
+        process.terminate()
+
+
+def spent(pid: int) -> float:
+    """Return the seconds of a processor that a process has taken."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def row(case: Case, base: str, rounds: int) -> dict[str, object]:
+    """Measure a case; return its row."""
+    used, rates = list[float](), {"with": list[float](), "without": list[float]()}
+    for number in range(rounds):
+        for which in sorted(rates, reverse=bool(number % 2)):
+            with scratch(base) as folder:
+                root = dropq.Root.create(f"{folder}/root")
+                for place in range(case.queues):
+                    root.create_queue(f"q{place}", durability="none", history=False)
+                if which == "with":
+                    with page(f"{folder}/root", used):
+                        rates[which].append(per_second(f"{folder}/root"))
+                else:
+                    rates[which].append(per_second(f"{folder}/root"))
+    ratios = [one / other for one, other in zip(rates["with"], rates["without"], strict=True)]
+    return {
+        "what": case.name,
+        "on": case.on,
+        "rounds": rounds,
+        "per_s": round(statistics.median(rates["with"])),
+        "ratio": round(statistics.median(ratios), 3),
+        "range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "percent": round(statistics.median(used), 2),
+        "most_percent": round(max(used), 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(print_rows(__doc__, CASES, row))
