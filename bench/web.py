@@ -2,13 +2,15 @@
 
 Four processes send and four receive, as fast as they can, while a reader has the root's page and a queue's open: both
 are asked for each 5 s, with their style sheet, as a browser does. In each round the same runs with the page and
-without, in an order that changes.
+without, in an order that changes. Where others use the machine too, the ratio of messages for each second of a
+processor, the page's included, says more than that of messages a second.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from beside import print_rows
@@ -26,7 +28,7 @@ from bench import scratch
 
 BODY = b"x" * 1024
 #: Seconds of a run, and between two times that a page is asked for.
-RUN, REFRESH = 12.0, 5.0
+RUN, REFRESH = 10.5, 5.0
 #: How many send, and as many receive; and how many messages may wait.
 EACH, WAITING = 4, 1000
 
@@ -67,18 +69,19 @@ def receive(folder: str, room: Any, until: float, count: Any) -> None:
         count.value += taken
 
 
-def per_second(folder: str) -> float:
-    """Return how many messages went through a second."""
+def run(folder: str) -> tuple[int, float]:
+    """Return how many messages went through, and the seconds of processors that their processes took."""
     context = multiprocessing.get_context("fork")
     room, count = context.Semaphore(WAITING), context.Value("i", 0)
     until = time.monotonic() + RUN
+    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     jobs = [context.Process(target=send, args=(folder, room, until)) for _ in range(EACH)]
     jobs += [context.Process(target=receive, args=(folder, room, until, count)) for _ in range(EACH)]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join()
-    return int(count.value) / RUN
+    return int(count.value), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
 
 
 class Reader(threading.Thread):
@@ -103,20 +106,22 @@ class Reader(threading.Thread):
 
 @contextmanager
 def page(folder: str, used: list[float]) -> Iterator[None]:
-    """Run `dropq web` with a reader; add the per cent of a processor that it took once it was ready."""
+    """Run `dropq web` with a reader; add the seconds of a processor that it took once it was ready."""
     command = [sys.executable, "-m", "dropq", "--root", folder, "web", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        reader = Reader(process.stdout.readline().strip())
-        reader.read()
-        reader.start()
-        time.sleep(1)
-        began, before = time.monotonic(), spent(process.pid)
-        yield
-        used.append(100 * (spent(process.pid) - before) / (time.monotonic() - began))
-        reader.over.set()
-        reader.join()
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            reader = Reader(process.stdout.readline().strip())
+            time.sleep(1)  # now it has looked
+            reader.read()
+            reader.start()
+            before = spent(process.pid)
+            yield
+            used.append(spent(process.pid) - before)
+            reader.over.set()
+            reader.join()
+        finally:
+            process.terminate()
 
 
 def spent(pid: int) -> float:
@@ -128,28 +133,29 @@ def spent(pid: int) -> float:
 
 def row(case: Case, base: str, rounds: int) -> dict[str, object]:
     """Measure a case; return its row."""
-    used, rates = list[float](), {"with": list[float](), "without": list[float]()}
+    used, runs = list[float](), {"with": list[tuple[int, float]](), "without": list[tuple[int, float]]()}
     for number in range(rounds):
-        for which in sorted(rates, reverse=bool(number % 2)):
+        for which in sorted(runs, reverse=bool(number % 2)):
             with scratch(base) as folder:
                 root = dropq.Root.create(f"{folder}/root")
                 for place in range(case.queues):
                     root.create_queue(f"q{place}", durability="none", history=False)
-                if which == "with":
-                    with page(f"{folder}/root", used):
-                        rates[which].append(per_second(f"{folder}/root"))
-                else:
-                    rates[which].append(per_second(f"{folder}/root"))
-    ratios = [one / other for one, other in zip(rates["with"], rates["without"], strict=True)]
+                with page(f"{folder}/root", used) if which == "with" else nullcontext():
+                    runs[which].append(run(f"{folder}/root"))
+    pairs = list(zip(runs["with"], runs["without"], used, strict=True))
+    ratios = [one / other for (one, _), (other, _), _ in pairs]
+    by_cpu = [one / (cpu + own) / (other / without) for (one, cpu), (other, without), own in pairs]
     return {
         "what": case.name,
         "on": case.on,
         "rounds": rounds,
-        "per_s": round(statistics.median(rates["with"])),
+        "per_s": round(statistics.median(count for count, _ in runs["with"]) / RUN),
         "ratio": round(statistics.median(ratios), 3),
         "range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "percent": round(statistics.median(used), 2),
-        "most_percent": round(max(used), 2),
+        "by_cpu": round(statistics.median(by_cpu), 3),
+        "by_cpu_range": [round(min(by_cpu), 3), round(max(by_cpu), 3)],
+        "percent": round(100 * statistics.median(used) / RUN, 2),
+        "most_percent": round(100 * max(used) / RUN, 2),
         "load": round(os.getloadavg()[0], 1),
     }
 
