@@ -803,19 +803,13 @@ def state(page: Page, name: str) -> int:
 def test_pages_stay_right_while_spark_works(tmp_path: Path, page: Page, spark: SparkSession) -> None:
     root, (queue, out) = root_of(tmp_path, "q", "out")
     queue.send_many([b"x"] * 200)
-    place = {"root": str(root.path), "queue": "q"}
-
-    def job() -> None:
-        frame = spark.read.format("dropq").options(**place).load()
-        writer = frame.select("value").write.format("dropq").mode("append")
-        writer.options(root=str(root.path), queue="out", jobId="1").save()
-
+    frame = spark.readStream.format("dropq").options(root=str(root.path), queue="q").load().select("value")
+    job = frame.writeStream.format("dropq").options(root=str(root.path), queue="out").trigger(availableNow=True)
     with served(root) as (address, _):
         watch = Watch(page, address)
-        worker = threading.Thread(target=job)
-        worker.start()
-        read_all(page, address, lambda: not worker.is_alive(), "out")
-        worker.join()
+        query = job.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        read_all(page, address, lambda: not query.isActive, "out")
+        query.awaitTermination()
         assert out.counts()["target"] == 200
         until(lambda: page.goto(f"{address}queue?q=out&still=1") and state(page, "target") == 200, "a look after it")
         watch.check()
