@@ -34,18 +34,19 @@ EACH, WAITING = 4, 1000
 
 
 class Case(NamedTuple):
-    """What is measured: a root of so many queues, of which one is at work."""
+    """What is measured: a root of so many queues, of which one is at work, with a history or without."""
 
     queues: int
+    history: bool = False
     on: str = "tmpfs"
 
     @property
     def name(self) -> str:
         """What `--only` finds it by."""
-        return f"{self.queues} queue{'s' * (self.queues > 1)}"
+        return f"{self.queues} queue{'s' * (self.queues > 1)}{', history' * self.history}"
 
 
-CASES = (Case(1), Case(20))
+CASES = (Case(1), Case(20), Case(1, history=True))
 
 
 def send(folder: str, room: Any, until: float) -> None:
@@ -139,7 +140,7 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
             with scratch(base) as folder:
                 root = dropq.Root.create(f"{folder}/root")
                 for place in range(case.queues):
-                    root.create_queue(f"q{place}", durability="none", history=False)
+                    root.create_queue(f"q{place}", durability="none", history=case.history)
                 with page(f"{folder}/root", used) if which == "with" else nullcontext():
                     runs[which].append(run(f"{folder}/root"))
     pairs = list(zip(runs["with"], runs["without"], used, strict=True))
