@@ -46,7 +46,9 @@ COUNTED = (Raw, Dropq, DropqLease)
 #: Policies that take a lock.
 GUARDED = {"max_backlog", "fairness_model", "barrier_expression"}
 #: Parts that other scripts measure, which print a line of JSON for each row.
-SCRIPTS = ("calls", "waking", "startup", "upkeep", "topics", "pipeline", "selecting", "records", "roots", "zeromq")
+SCRIPTS = (
+    *("calls", "waking", "startup", "upkeep", "topics", "pipeline", "selecting", "records", "roots", "web", "zeromq"),
+)
 
 Row = dict[str, Any]
 

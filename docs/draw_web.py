@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from playwright.sync_api import sync_playwright
 from waitress.server import create_server
 
 from dropq import Root
+from dropq.lifecycle.timing import Timing
 from dropq.web import Application, application
 
 DOCS = Path(__file__).parent
@@ -29,6 +31,8 @@ DOCS = Path(__file__).parent
 BEGIN = 1_748_857_000_000
 #: For how many steps it goes on, and how many ms each takes.
 STEPS, STEP = 61, 10_000
+#: Consumers look and sweep for each message, not as often as the time allows that it takes to draw.
+AT_ONCE = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0)
 #: A message of sample_root that failed.
 FAILED = "4.1748852460000000-7692592605.T.....JMSXDeliveryCountI%3D2"
 
@@ -103,6 +107,7 @@ def served(folder: Path) -> Iterator[str]:
         stack.enter_context(patch("dropq.web.app.datetime", now))
         root = Root(root_folder, clock=clock)
         root.context.ids._random.seed(1)
+        root.context = replace(root.context, timing=AT_ONCE)
         page = application(root, writable=True, key="key")
         stack.enter_context(patch.object(page, "look"))  # it has looked
         work(root, clock, page)

@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 #: Kinds of tests by their fixtures; the markers' meanings are in setup.cfg.
-BY_FIXTURE = {"spark": "spark", "shared": "host", "small_disk": "host", "repository": "host"}
+BY_FIXTURE = {"spark": "spark", "shared": "host", "small_disk": "host", "repository": "host", "browser": "host"}
 #: And by their files, as patterns from the right.
 BY_FILE = {
     "torture/test_*.py": "crashes",

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
 from typing import NamedTuple
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
@@ -58,8 +57,6 @@ MAX_ERROR = 0
 STILL = 60.0
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
-#: How many messages of processed/ are looked at for a write after their ack; fsck looks at all.
-WRITES_LOOKED_FOR = 10_000
 #: How many waiting messages are held against the queue's filter.
 FILTERED_LOOKED_FOR = 10_000
 
@@ -520,7 +517,7 @@ class _Checks:
         for row, count in Counter(row for row, _ in self._standing.given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
-        if count := sum(islice(self._written_late(), WRITES_LOOKED_FOR)):
+        if count := sum(self._written_late()):
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
@@ -565,12 +562,11 @@ class _Checks:
     def _written_late(self) -> Iterator[bool]:
         """Yield of each message in processed/ whose name dropq did not write whether somebody wrote to it there."""
         processed = self._context.layout.processed
-        listed = reading.message_names(processed, self._context.config.ignore) if tells_writes(processed) else ()
-        for file in chain.from_iterable(listed):
-            if not names.tells_time(file) and MessageFile(file).name.foreign:
+        for file in self._standing.odd if tells_writes(processed) else ():
+            if MessageFile(file).name.foreign:
                 is_late = False
                 with suppress(FileNotFoundError):  # RACE: retention removed it
-                    is_late = is_written_late(os.lstat(f"{self._context.layout.processed}/{file}"))
+                    is_late = is_written_late(os.lstat(f"{processed}/{file}"))
                 yield is_late
 
     def _alone(self) -> Iterator[Reason]:

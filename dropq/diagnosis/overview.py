@@ -193,7 +193,7 @@ class Viewer:
         self.pause = PAUSE
         self._listing = Watched(root, "")
         self._changed = threading.Condition()
-        self._closed = self._had_queues = False
+        self._closed = self._has_listed = self._had_queues = False
         self._seen: dict[str, Watched] = {}
         self._due: list[tuple[float, str]] = []  # a heap; what became of a queue since makes an entry void
         self._running: set[Watched] = set()
@@ -222,7 +222,7 @@ class Viewer:
     @property
     def has_begun(self) -> bool:
         """Whether it is known which queues there are, or what keeps them from being listed."""
-        return self.named or self._listing.due > 0
+        return self.named or self._has_listed
 
     def refresh(self) -> None:
         """Begin the looks that are due, as far as others have ended; each look that ends does so, too."""
@@ -298,6 +298,8 @@ class Viewer:
         except Exception as error:  # the names that were found before are as good as any
             self.problem = error
             return
+        finally:
+            self._has_listed = True
         with self._changed:
             for name in self._seen.keys() - names:
                 del self._seen[name]

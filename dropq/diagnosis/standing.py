@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
 #: What these counts are called: at most so old, and older than the one before.
 AGE_NAMES = (*map(format_duration, AGES), "older")
+#: How many names in processed/ are kept that contain no time.
+ODD = 10_000
 #: From this many deaths of its holders on, a message is reported.
 DEATHS = 4
 
@@ -154,13 +156,20 @@ class Standing:
         self.idle_ms = self.now - reading.written_ms(context.layout.processing, gone=self.now)
         #: Whether messages left in the last minute, where a viewer has read the log; else None.
         self.moves: bool | None = None
+        #: The first names in processed/ that contain no time: they may be of files that others write to.
+        self.odd: list[str] = []
         #: How many messages lie in each state; one that was committed, and whose parts have not all arrived, is held.
         self.counts: Mapping[str, int] = {
             state: known[state] if state in known else self._count(state) for state in ALL_STATES
         }
 
     def _count(self, state: str) -> int:
-        return sum(reading.message_counts(self.context.layout.folder(state), self.context.config.ignore))
+        count = 0
+        for files in reading.message_names(self.context.layout.folder(state), self.context.config.ignore):
+            count += len(files)
+            if state == "processed" and len(self.odd) < ODD and not names.all_tell_time(files):
+                self.odd += [file for file in files if not names.tells_time(file)][: ODD - len(self.odd)]
+        return count
 
     # -- ages ----------------------------------------------------------------------------------------------------
 

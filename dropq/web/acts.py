@@ -70,7 +70,8 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     """Show which messages the verb would act on."""
     queue = site.queue(args.queue)
     now = queue.context.clock.now_ms()
-    shown = {**_shown(args), "until": min(args.until, now) or now, "is_more": False, "named": args.ids}
+    shown = {**_shown(args), "until": min(args.until, now) or now, "named": args.ids}
+    shown |= {"is_more": False, "is_misnamed": False}
     if args.which == "all":
         found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
         count = found.matching if filter else found.total
@@ -111,7 +112,8 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     """Act for some seconds; show what became of each message, and offer to go on."""
     queue = site.queue(args.queue)
     if args.verb == "purge" and args.confirm != args.queue.strip():
-        return replace(_plan(site, args, filter), status=400)
+        plan = _plan(site, args, filter)
+        return replace(plan, shown={**plan.shown, "is_misnamed": True}, status=400)
     if not args.until or args.until > queue.context.clock.now_ms() + AHEAD:
         raise Refused(400, "This form says a time that no plan was made at: nothing was done.")
     names = None if args.which == "all" else args.ids

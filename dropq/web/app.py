@@ -41,9 +41,9 @@ log = logging.getLogger("dropq")
 
 #: Seconds until a page asks for itself again, and where the first look is under way.
 REFRESH, FIRST = 5, 1
-#: Seconds between two looks at a queue while somebody has a page open, and while nobody has; and for how long a page
-#: counts as open.
-WATCHED, UNWATCHED, OPEN = 1.0, 10.0, 20.0
+#: Seconds between two looks at a queue while somebody has a page open, which shows one each REFRESH, and while nobody
+#: has; and for how long a page counts as open.
+WATCHED, UNWATCHED, OPEN = 2.5, 10.0, 20.0
 #: How many bodies may be saved at once, and bytes of a piece.
 DOWNLOADS, PIECE = 2, 64 << 10
 
