@@ -235,7 +235,9 @@ class Bridge:
                 average += (time.thread_time() - began - average) / AVERAGED
             if not failed and not any(crossing.is_far for crossing in self._queues.values()):
                 rests = RESTS if any(crossing.is_wanted for crossing in self._queues.values()) else 2 * RESTS
-                pause = 0.0 if taken else min(max(rests * average, TICK), max(due, TICK), ASKED)
+                # While messages grow old enough, each look goes over all of them.
+                look = average if due == math.inf else max(average, time.thread_time() - began)
+                pause = 0.0 if taken else min(max(rests * look, TICK), max(due, TICK), ASKED)
 
     def once(self, wait: Callable[[float], bool] | None = None) -> None:
         """Take what is wanted now, as soon as it may be taken, and end; or once `wait` says that it is over.
@@ -424,13 +426,15 @@ class _Crossing:
         found = tuple(_changed(folder) for folder in folders)
         if found == self._listed:
             return
-        self._files = list(view_of(theirs, depth=LISTED).files())
+        view = view_of(theirs, depth=LISTED)
+        self._files = list(view.files())
         self._unowned = list(islice(_unowned(theirs), LISTED)) if with_unowned else []
         now = time.monotonic()
         self._seen = {key: self._seen.get(key, now) for key in map(_key, self._files)}
-        # RACE: a change within the tick of the listing may keep the folder's time; then it is listed once more.
+        # RACE: a change within the tick of the listing may keep the folder's time; then it is listed once more, as
+        # it is while files have not settled: that changes nothing in the folder.
         is_fresh = any(time.time_ns() - changed < 1_000_000_000 for changed in found)
-        self._listed = () if is_fresh else found
+        self._listed = () if is_fresh or view.unsettled else found
         self._list_again = now + theirs.timing.listing_share * (now - began)
 
     def _room(self, own: QueueContext) -> int:

@@ -19,7 +19,7 @@ from dropq.diagnosis.health import STILL, Health, Limits
 from dropq.diagnosis.standing import Holder, Standing
 from dropq.errors import Unavailable
 from dropq.events.reader import RATE_PERIOD, Event, Rates
-from dropq.format.layout import UNSETTLED
+from dropq.format.layout import PRIVATE, UNSETTLED
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.queue_notes import addresses, why_away
@@ -52,7 +52,7 @@ class Look:
         holders: who holds messages, those first whose claims have not changed for the longest.
         rates: messages settled a second in the last minute, by the host and number of each process; None without a log.
         rate_in: messages that came a second; None until two looks were made.
-        went_by: the last lines of the log, but sums, acks and routed messages.
+        went_by: the last ten failures and the last ten acts in the log, by time.
     """
 
     queue: str
@@ -205,6 +205,14 @@ class Viewer:
             self._seen[name] = Watched(self._root, name)
             heappush(self._due, (0.0, name))
 
+    def look_soon(self, name: str) -> None:
+        """Let the next look at a queue be due now, as something was done to it."""
+        with self._changed:
+            watched = self._seen.get(name)
+            if watched is not None and watched.began is None:
+                watched.due = time.monotonic()
+                heappush(self._due, (watched.due, name))
+
     def close(self) -> None:
         """Begin no look any more."""
         self._closed = True
@@ -292,7 +300,7 @@ class Viewer:
                 entry.name for entry in reading.entries(self._root.layout.path) if entry.is_file(follow_symlinks=False)
             }
             names = set(addresses(self._root.layout)) - files
-            if self._had_queues and not names and not reading.exists(self._root.layout.config_file):
+            if not names and self._is_away():
                 raise Unavailable(f"{self._root.layout.path} has no queues any more, and no dropq.toml: {_SILENT}")
             self.problem, self._had_queues = None, bool(names)
         except Exception as error:  # the names that were found before are as good as any
@@ -305,13 +313,19 @@ class Viewer:
                 del self._seen[name]
             self._add(names - self._seen.keys())
 
+    def _is_away(self) -> bool:
+        """Return whether the root had queues and is there no more, as where its disk was unmounted."""
+        layout = self._root.layout
+        is_root = reading.exists(layout.config_file) or reading.exists(f"{layout.path}/{PRIVATE}")
+        return self._had_queues and not is_root and not any(addresses(layout))
+
     def _look(self, watched: Watched) -> None:
         began, name = time.monotonic(), watched.name
         try:
             look = watched.look()
         except Exception as error:
             is_gone = health.is_gone(self._root, name, error)
-            if is_gone and not (self.named or why_away(self._root.layout, name)):
+            if is_gone and not (self.named or self._is_away() or why_away(self._root.layout, name)):
                 with self._changed:  # RACE: it went since it was listed; or it never was a queue
                     self._seen.pop(name, None)
                 return

@@ -46,7 +46,7 @@ RATE_PERIOD = 60.0
 _AHEAD = 60.0
 #: Seconds after which a process that works has written its next sum.
 _UNTOLD = 8.0
-#: How many lines that are no sums are kept.
+#: How many failures are kept, and how many acts.
 LAST = 10
 #: Bytes of a file, from its end, that a first look reads at least.
 _RECENT = 1 << 20
@@ -178,9 +178,13 @@ class Rates:
         self._sums: deque[Event] = deque()
         #: All that was settled since this was made, by outcome.
         self.totals: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
-        #: The last lines that are no sums, but for what a queue is for.
-        self.last: deque[Event] = deque(maxlen=LAST)
+        self._last = {is_act: deque[Event](maxlen=LAST) for is_act in (False, True)}
         self._has_begun = False
+
+    @property
+    def last(self) -> list[Event]:
+        """The last failures, and as many of the last acts, by time; not what a queue is for."""
+        return sorted((*self._last[False], *self._last[True]), key=lambda event: event.time)
 
     def read(self, now: datetime) -> None:
         """Read what came since."""
@@ -191,7 +195,7 @@ class Rates:
                 continue  # it is not of this time
             if event.event != "sum":
                 if event.event not in ("acked", "moved"):
-                    self.last.append(event)
+                    self._last[event.event in ACTS].append(event)
                 continue
             self._sums.append(event)
             if self._has_begun:

@@ -113,6 +113,7 @@ def excerpt(
     *,
     newest: bool = False,
     filter: str | None = None,
+    letters: bool = False,
     seconds: float = math.inf,
 ) -> Excerpt:
     """Return the first messages of a state, in order of delivery or the newest first; touch none.
@@ -121,13 +122,14 @@ def excerpt(
 
     Args:
         count: how many messages.
+        letters: only dead letters match.
         seconds: after which no more messages are held against the filter.
 
     Raises:
         InvalidFilter: the filter cannot be read; the error points at the column.
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
-    depth = count if matches is None else DEPTH
+    depth = DEPTH if matches or letters else count
     found, looked_at, matching, is_whole, total = list[Message](), 0, 0, True, -1
     with context.error_context("nothing was changed"):
         if newest:
@@ -142,7 +144,7 @@ def excerpt(
                 is_whole = False
                 break
             looked_at += 1
-            if matches is None or matches(file):
+            if not (letters and names.is_letter(file.filename) is None) and (matches is None or matches(file)):
                 matching += 1
                 if len(found) < count:
                     found.append(Message(settlement, state, file))

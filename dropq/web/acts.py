@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from dropq.errors import DropqError
 from dropq.format.layout import STATES, WAITING
 from dropq.lifecycle.context import QueueContext
 from dropq.queue.browsing import excerpt, named
+from dropq.storage.failures import describe
 from dropq.upkeep import bulk
 from dropq.upkeep.bulk import Outcome, Selection
 from dropq.web.arguments import SHOWN, Arguments
@@ -29,6 +31,10 @@ LOSES = {
     "to_origin": (
         "Each goes back to the queue that it came from, as a plain message; its counters start again. What is no dead "
         "letter stays, and so does a letter whose queue is missing."
+    ),
+    "held": (
+        "It is taken from its holder, whose ack will be refused: the work may be done twice. Its counters start again. "
+        "One whose lease was renewed since the list was shown stays."
     ),
     "purge": "Its body and properties are removed for good; nothing brings them back. The log keeps its id.",
 }
@@ -50,7 +56,7 @@ def act(site: Site, args: Arguments, is_ending: Callable[[], bool]) -> Page:
     filter = site.compiled(args.filter)
     if args.step == "plan":
         return site.disk.ask(args.queue, lambda: _plan(site, args, filter))
-    return site.disk.ask(args.queue, lambda: _do(site, args, filter, is_ending), SLICE + 2)
+    return site.disk.ask(args.queue, lambda: _do(site, args, filter, is_ending), 2 * (SLICE + 2))
 
 
 def _switch(site: Site, args: Arguments) -> Page:
@@ -70,19 +76,30 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     """Show which messages the verb would act on."""
     queue = site.queue(args.queue)
     now = queue.context.clock.now_ms()
-    shown = {**_shown(args), "until": min(args.until, now) or now, "named": args.ids}
+    # What is ticked was shown with the list: a name may be another file's since. All are those that lie there now.
+    until = now if args.which == "all" else min(args.until, now) or now
+    shown = {**_shown(args), "until": until, "named": args.ids}
     shown |= {"is_more": False, "is_misnamed": False}
     if args.which == "all":
-        found = excerpt(queue.context, args.state, LISTED, filter=filter, seconds=FILTERING)
-        count = found.matching if filter else found.total
+        found = excerpt(queue.context, args.state, LISTED, filter=filter, letters=args.to_origin, seconds=FILTERING)
+        chooses = filter is not None or args.to_origin
+        count = found.matching if chooses else found.total
         names = [message.id for message in found.messages]
-        shown["is_more"] = not found.is_whole and filter is not None
+        shown["is_more"] = chooses and not found.is_whole
         shown["looked_at"] = found.looked_at
     else:
         there = list(named(queue.context, args.state, args.ids))  # a form may be forged, and a message has moved on
+        there = [message for message in there if message.dead_letter_reason or not args.to_origin]
         names, count = [message.id for message in there[:LISTED]], len(there)
         shown["named"] = tuple(message.file for message in there)
     return Page("plan.html", {**shown, "names": names, "count": count})
+
+
+def _kind(args: Arguments) -> str:
+    """Return which of LOSES is about an act."""
+    if args.verb == "requeue" and args.to_origin:
+        return "to_origin"
+    return "held" if (args.verb, args.state) == ("requeue", "processing") else args.verb
 
 
 def _shown(args: Arguments) -> dict[str, Any]:
@@ -93,7 +110,7 @@ def _shown(args: Arguments) -> dict[str, Any]:
         "which": args.which,
         "filter": args.filter,
         "to_origin": args.to_origin,
-        "loses": LOSES["to_origin" if args.to_origin else args.verb],
+        "loses": LOSES[_kind(args)],
         "command": _command(args),
         "looked_at": 0,
     }
@@ -128,7 +145,14 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     done, failed, count = list[Outcome](), list[Outcome](), 0
     touched = set[str]()
     while not stop():
-        if (outcome := next(outcomes, None)) is None:
+        try:
+            outcome = next(outcomes, None)
+        except (DropqError, OSError) as error:
+            if not (done or failed):
+                raise
+            failed.insert(0, Outcome("", "", False, describe(error)))  # what was done before it is told
+            break
+        if outcome is None:
             is_over = not stop()
             break
         touched |= {outcome.id, outcome.name}

@@ -153,7 +153,7 @@ class Application:
         if request.method not in ("GET", "HEAD"):
             raise Refused(405, "This page is only read: nothing was done.")
         if name == "body":
-            return self._body(parse(_asked(request), ("q", "state", "id")))
+            return self._body(parse(_asked(request), ("q", "state", "id")), is_head=request.method == "HEAD")
         self._watched = time.monotonic()
         page, parameters = PAGES[name]
         return self._rendered(page(self.site, parse(_asked(request), parameters)), user)
@@ -167,14 +167,16 @@ class Application:
         with self._acted:
             self._acting += 1
         try:
-            return self._rendered(acts.act(self.site, args, self._ending.is_set), user)
+            done = acts.act(self.site, args, self._ending.is_set)
+            self.site.viewer.look_soon(args.queue)
+            return self._rendered(done, user)
         finally:
             VIA.reset(token)
             with self._acted:
                 self._acting -= 1
                 self._acted.notify_all()
 
-    def _body(self, args: Arguments) -> Response:
+    def _body(self, args: Arguments, *, is_head: bool) -> Response:
         if not self._downloads.acquire(blocking=False):
             raise Refused(503, f"{DOWNLOADS} bodies are being saved already: try again once one of them is there.")
         try:
@@ -183,6 +185,8 @@ class Application:
             self._downloads.release()
             raise
         pieces = _Pieces(file, size, self._downloads.release)
+        if is_head:
+            pieces.close()  # nobody else does
         response = Response(pieces, mimetype="application/octet-stream", direct_passthrough=True)
         saved_as = quote(escape(name), safe="")  # a header is ASCII
         response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{saved_as}"

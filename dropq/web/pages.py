@@ -121,6 +121,8 @@ def root(site: Site, args: Arguments) -> Page:
 def queue(site: Site, args: Arguments) -> Page:
     """Show a queue by its last look."""
     now = time.monotonic()
+    if not args.queue:
+        raise Refused(400, "The address of this page names no queue.")
     seen = next((one for one in site.viewer.all() if one.name == args.queue), None)
     if seen is None:
         raise NoSuchQueue(f"no look has found a queue {args.queue}")
@@ -161,7 +163,7 @@ def messages(site: Site, args: Arguments) -> Page:
     }
     try:
         filter = site.compiled(args.filter)
-    except DropqError as error:
+    except (DropqError, Refused) as error:
         return Page("messages.html", {**shown, "error": str(error)}, status=400)
 
     def read() -> dict[str, Any]:
@@ -297,7 +299,7 @@ def log(site: Site, args: Arguments) -> Page:
         if args.ids:
             events: Iterator[Event] = reader.events(id=args.id)
         else:
-            events = reader.events(since=now - timedelta(days=1), recent=now)
+            events = reader.events(since=now - timedelta(days=1), recent=None if args.event else now)
         with queue.context.error_context("nothing was changed"):
             last = deque((each for each in events if _is_shown(each, args.event)), SHOWN)
         return {"events": list(reversed(last)), "now": now, "is_off": queue.config.log == "off"}

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -18,14 +19,17 @@ from waitress.server import create_server
 from dropq.errors import ConfigError, QueueExists
 from dropq.storage.failures import describe
 from dropq.web.app import Application
+from dropq.web.guard import FORM_LIMIT
 
 #: How many requests are answered at once: those that wait for a disk need a thread each. And how many connections are
 #: open at once: most processes may have 1024 files.
 THREADS, CONNECTIONS = 32, 500
 #: Bytes of a request's header, and of its body.
-HEADER_LIMIT, BODY_LIMIT = 16 << 10, 64 << 10
+HEADER_LIMIT, BODY_LIMIT = 16 << 10, FORM_LIMIT
 #: Seconds in which an act that runs may come to an end.
 GRACE = 1.0
+#: Seconds in which what an act told may be sent to the browser.
+LAST = 0.2
 #: The hosts that may be listened at without a proxy.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _TCP = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):([0-9]{1,5})")
@@ -88,7 +92,7 @@ def _listening(listener: socket.socket, at: str | tuple[str, int], address: str)
         listener.listen()  # at once: until then another process may take the address
     except OSError as error:
         listener.close()
-        raise QueueExists(f"{address} cannot be listened at: {describe(error)}") from error
+        raise QueueExists(f"--listen {address}: it cannot be had: {describe(error)}; name another") from error
     return listener
 
 
@@ -120,6 +124,7 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
     ready()
     ended.wait()
     application.end(GRACE)
+    time.sleep(LAST)
     if listener.family == socket.AF_UNIX:
         with suppress(OSError):
             os.unlink(listener.getsockname())

@@ -690,6 +690,21 @@ def test_a_damaged_ledger_removes_nothing(
     assert a.in_transit()
 
 
+def test_a_file_that_another_program_wrote_comes_once_it_has_settled(tmp_path: Path) -> None:
+    a, b = joined(tmp_path, "a", "b", settle_time="3s")
+    bridge = bridge_of(b, "a")
+    with b.subscribe() as subscription:
+        assert subscription.receive() is None
+        (base(a) / "target" / "report.csv").write_bytes(b"whole")
+
+        def comes() -> bool:
+            bridge.once(lambda seconds: True)
+            return (message := subscription.receive()) is not None and message.body == b"whole"
+
+        assert not comes()
+        until(comes, "the file to come")
+
+
 def test_nothing_more_is_given_to_a_row_that_cannot_be_carried(pair: tuple[Queue, Queue]) -> None:
     a, b = pair
     a.send(b"first")
