@@ -33,6 +33,8 @@ BEGIN = 1_748_857_000_000
 STEPS, STEP = 61, 10_000
 #: Consumers look and sweep for each message, not as often as the time allows that it takes to draw.
 AT_ONCE = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0)
+#: Milliseconds that the browser waits for a page, on a busy machine.
+PATIENCE = 600_000
 #: A message of sample_root that failed.
 FAILED = "4.1748852460000000-7692592605.T.....JMSXDeliveryCountI%3D2"
 
@@ -125,10 +127,11 @@ def main(folder: Path) -> None:
         sys.exit("there is no chromium: apt-get install chromium")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made, served(Path(made)) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=PATIENCE)
         for name, picture in PICTURES.items():
             scheme = "dark" if picture.scheme == "dark" else "light"
             view = browser.new_page(viewport={"width": picture.width, "height": 600}, color_scheme=scheme)
+            view.set_default_timeout(PATIENCE)
             view.goto(address + picture.path)
             view.screenshot(path=folder / f"{name}.png", full_page=True)
             view.close()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 TOP = Path(__file__).parents[2]
 #: Milliseconds that a browser waits for what is to come, on a busy machine.
-PATIENCE = 30_000
+PATIENCE = 600_000
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         pytest.skip("no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=PATIENCE)
         yield browser
         browser.close()
 
