@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from playwright.sync_api import ConsoleMessage, Dialog, Locator, Page, Request
@@ -28,7 +29,10 @@ def served(root: Root, **options: Any) -> Iterator[tuple[str, Application]]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.effective_port}{page.link}", page
+        with ExitStack() as stack:
+            for limit in ("disk.PATIENCE", "acts.SLICE", "acts.FILTERING", "pages.FILTERING"):
+                stack.enter_context(patch(f"dropq.web.{limit}", 600.0))  # as long as a busy machine takes
+            yield f"http://127.0.0.1:{server.effective_port}{page.link}", page
     finally:
         page.end(0)
         server.trigger.pull_trigger(lambda: close_all(server._map))

@@ -30,16 +30,18 @@ class Disk:
         self._running = set[_Task[Any]]()
         self._waiting = 0
 
-    def ask(self, queue: str, act: Callable[[], T], seconds: float = PATIENCE) -> T:
+    def ask(self, queue: str, act: Callable[[], T], seconds: float | None = None) -> T:
         """Return what `act` returns, in another thread; raise what it raises.
 
         Args:
             queue: which queue it reads, to keep one that hangs from using up all threads.
+            seconds: how long to wait; None is PATIENCE.
 
         Raises:
             Refused: it takes longer than these seconds, or others have taken all threads for half as long.
         """
         began, task = time.monotonic(), _Task(queue, act)
+        seconds = PATIENCE if seconds is None else seconds
         self._begin(task, began + seconds / 2)
         try:
             threading.Thread(target=self._run, args=(task,), daemon=True).start()

@@ -79,6 +79,15 @@ def ended() -> Iterator[None]:
         MADE.pop().end(0)
 
 
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk, filters and acts have as long as a busy machine takes."""
+    monkeypatch.setattr(disk_module, "PATIENCE", 600.0)
+    monkeypatch.setattr(acts, "SLICE", 600.0)
+    for module in (pages, acts):
+        monkeypatch.setattr(module, "FILTERING", 600.0)
+
+
 class Browser(Client):
     """A client that reads each answer to its end."""
 
