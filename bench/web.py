@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,7 +35,7 @@ EACH, WAITING = 4, 1000
 
 
 class Case(NamedTuple):
-    """What is measured: a root of so many queues, of which one is at work, with a history or without."""
+    """A case: how many queues the root has, one of which is at work, and whether they keep a history."""
 
     queues: int
     history: bool = False
@@ -98,11 +99,16 @@ class Reader(threading.Thread):
         while not self.over.wait(REFRESH):
             self.read()
 
-    def read(self) -> None:
-        """Ask for each page once."""
+    def read(self) -> bool:
+        """Ask for each page once; return whether a first look is under way."""
+        begins = False
         for path in ("", "style.css", "queue?q=q0", "style.css"):
-            with urllib.request.urlopen(self._link + path) as answer:
-                answer.read()
+            try:
+                with urllib.request.urlopen(self._link + path) as answer:
+                    begins |= b"under way" in answer.read()
+            except urllib.error.HTTPError:  # no look has found the queue yet
+                begins = True
+        return begins
 
 
 @contextmanager
@@ -113,8 +119,8 @@ def page(folder: str, used: list[float]) -> Iterator[None]:
         try:
             assert process.stdout is not None
             reader = Reader(process.stdout.readline().strip())
-            time.sleep(1)  # now it has looked
-            reader.read()
+            while reader.read():
+                time.sleep(0.1)
             reader.start()
             before = spent(process.pid)
             yield

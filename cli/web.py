@@ -29,8 +29,9 @@ def web(
 ) -> int:
     """Show the queues as pages for a browser.
 
-    It prints the link to open. Whoever has the link sees what this user sees; it ends with this process. From another
-    machine, `ssh -L 8077:127.0.0.1:8077 HOST` brings it there. It runs until a SIGTERM, SIGHUP or Ctrl-C.
+    It prints the link to open. Whoever has the link sees what this user sees. The link ends with this process. On
+    another machine, `ssh -L 8077:127.0.0.1:8077 HOST` makes it work there. The command runs until a SIGTERM, SIGHUP or
+    Ctrl-C.
     """
     try:
         from dropq.web import application

@@ -40,7 +40,7 @@ FAILED = "4.1748852460000000-7692592605.T.....JMSXDeliveryCountI%3D2"
 
 
 class Picture(NamedTuple):
-    """A picture: of which page, how wide, and in which colours."""
+    """A picture: its page, its width and its colours."""
 
     path: str
     width: int = 1200

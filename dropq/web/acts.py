@@ -86,7 +86,6 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
         count = found.matching if chooses else found.total
         names = [message.id for message in found.messages]
         shown["is_more"] = chooses and not found.is_whole
-        shown["looked_at"] = found.looked_at
     else:
         there = list(named(queue.context, args.state, args.ids))  # a form may be forged, and a message has moved on
         there = [message for message in there if message.dead_letter_reason or not args.to_origin]
@@ -112,13 +111,13 @@ def _shown(args: Arguments) -> dict[str, Any]:
         "to_origin": args.to_origin,
         "loses": LOSES[_kind(args)],
         "command": _command(args),
-        "looked_at": 0,
     }
 
 
 def _command(args: Arguments) -> str:
     options = ["--to-origin"] if args.to_origin else []
-    if args.state != ("target" if args.to_origin or args.verb == "purge" else "error"):
+    usual = "target" if args.verb == "purge" else bulk.requeued_from(None, to_origin=args.to_origin)
+    if args.state != usual:
         options.append(f"--state {args.state}")
     if args.which == "all":
         return command(args.verb, [args.queue], *options, f"--filter {quoted(args.filter)}" if args.filter else "--all")

@@ -24,8 +24,8 @@ from dropq.web.guard import FORM_LIMIT
 #: How many requests are answered at once: those that wait for a disk need a thread each. And how many connections are
 #: open at once: most processes may have 1024 files.
 THREADS, CONNECTIONS = 32, 500
-#: Bytes of a request's header, and of its body.
-HEADER_LIMIT, BODY_LIMIT = 16 << 10, FORM_LIMIT
+#: Bytes of a request's header.
+HEADER_LIMIT = 16 << 10
 #: Seconds in which an act that runs may come to an end.
 GRACE = 1.0
 #: Seconds in which what an act told may be sent to the browser.
@@ -103,9 +103,8 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
         ready: called once connections are taken.
     """
     ended = threading.Event()
-    signal.signal(
-        signal.SIGPIPE, signal.SIG_IGN
-    )  # a client that goes ends no server; commands heed it for their output
+    # A client that goes away ends no server; other commands end by this signal when nobody reads their output.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     server = create_server(
@@ -115,7 +114,7 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
         connection_limit=CONNECTIONS,
         asyncore_use_poll=True,
         max_request_header_size=HEADER_LIMIT,
-        max_request_body_size=BODY_LIMIT,
+        max_request_body_size=FORM_LIMIT,
         ident=None,
         clear_untrusted_proxy_headers=True,
     )

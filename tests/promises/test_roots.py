@@ -691,17 +691,20 @@ def test_a_damaged_ledger_removes_nothing(
 
 
 def test_a_file_that_another_program_wrote_comes_once_it_has_settled(tmp_path: Path) -> None:
-    a, b = joined(tmp_path, "a", "b", settle_time="3s")
+    a, b = joined(tmp_path, "a", "b", settle_time="1h")
     bridge = bridge_of(b, "a")
     with b.subscribe() as subscription:
         assert subscription.receive() is None
         (base(a) / "target" / "report.csv").write_bytes(b"whole")
+        os.utime(base(a) / "target", (0, 0))  # nothing has come there for long
 
         def comes() -> bool:
             bridge.once(lambda seconds: True)
             return (message := subscription.receive()) is not None and message.body == b"whole"
 
         assert not comes()
+        toml = base(a) / "queue.toml"
+        toml.write_text(toml.read_text().replace('settle_time = "1h"', 'settle_time = "1ms"'))
         until(comes, "the file to come")
 
 
