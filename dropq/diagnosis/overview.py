@@ -184,13 +184,13 @@ class Viewer:
     Attributes:
         named: whether queues were named.
         problem: why the root could not be listed; None if it could, or queues were named.
-        pause: seconds between two looks at a queue, at least.
+        pause: seconds between two looks at a queue, at least; and how many times as long as a look took it `rests`.
     """
 
     def __init__(self, root: RootContext, names: Sequence[str] | None = None) -> None:
         self._root = root
         self.named = names is not None
-        self.pause = PAUSE
+        self.pause, self.rests = PAUSE, RESTS
         self._listing = Watched(root, "")
         self._changed = threading.Condition()
         self._closed = self._has_listed = self._had_queues = False
@@ -287,7 +287,7 @@ class Viewer:
         with self._changed:
             now = time.monotonic()
             took, watched.began = now - (watched.began or now), None
-            watched.due = now + max(self.pause, RESTS * took, EACH * len(self._seen))
+            watched.due = now + max(self.pause, self.rests * took, EACH * len(self._seen))
             self._running.discard(watched)
             if self._seen.get(watched.name) is watched:
                 heappush(self._due, (watched.due, watched.name))

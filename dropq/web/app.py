@@ -44,6 +44,8 @@ REFRESH, FIRST = 5, 1
 #: Seconds between two looks at a queue while somebody has a page open, which shows one each REFRESH, and while nobody
 #: has; and for how long a page counts as open.
 WATCHED, UNWATCHED, OPEN = 2.5, 10.0, 20.0
+#: How many times as long as a look took its queue is not looked at: an open page takes a 50th of a processor at most.
+RESTS = 50
 #: How many bodies may be saved at once, and bytes of a piece.
 DOWNLOADS, PIECE = 2, 64 << 10
 
@@ -115,6 +117,7 @@ class Application:
 
     def _keep_looking(self) -> None:
         viewer = self.site.viewer
+        viewer.rests = RESTS
         while not self._ending.wait(TICK):
             viewer.pause = WATCHED if time.monotonic() - self._watched < OPEN else UNWATCHED
             viewer.refresh()
