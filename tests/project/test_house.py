@@ -32,10 +32,24 @@ LIBRARY = {
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module: many tests ask for them, and it takes a while to find them."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def dotted(node: ast.AST) -> str:
+    """Return a name as it is written; empty for what is no name, such as a call."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
 def imports(path: Path) -> frozenset[str]:
     """Return the modules that a module imports, wherever in it: also in functions, and for the type checker only."""
     found = set[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
@@ -119,28 +133,22 @@ READS_NAMES = {("dropq/lifecycle/sidecars.py", "names.parse")}
 OF_THE_GRAMMAR = re.compile(r"JMS_dropq|_(?:meta|lapsed|notBefore|since)[A-Z=]?|MBSPOT|(?:\\d|\[0-9\])\{1[036]\}")
 
 
-def outside_the_format() -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules that have to ask dropq/format what a name says."""
+def outside_the_format() -> Iterator[tuple[str, ast.AST]]:
+    """Yield each node of the modules that have to ask dropq/format what a name says."""
     for path in MODULES:
         if not path.is_relative_to(TOP / "dropq" / "format"):
-            yield str(path.relative_to(TOP)), ast.parse(path.read_text())
+            yield from ((str(path.relative_to(TOP)), node) for node in nodes(path))
 
 
 def test_only_the_format_parses_names() -> None:
-    called = {
-        (module, ast.unparse(node.func))
-        for module, tree in outside_the_format()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-    }
+    called = {(module, dotted(node.func)) for module, node in outside_the_format() if isinstance(node, ast.Call)}
     readers = {
         (module, call) for module, call in called if call in ("split_claim", "names.parse", "claims.split_claim")
     }
     assert readers == READS_NAMES
     imported = {
         (module, alias.name)
-        for module, tree in outside_the_format()
-        for node in ast.walk(tree)
+        for module, node in outside_the_format()
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dropq.format")
         for alias in node.names
     }
@@ -151,8 +159,7 @@ def test_only_the_format_knows_the_grammar_of_names() -> None:
     """Every other string that has a part of it is a sentence for people."""
     found = {
         (module, node.value)
-        for module, tree in outside_the_format()
-        for node in ast.walk(tree)
+        for module, node in outside_the_format()
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and OF_THE_GRAMMAR.search(node.value)
         if " " not in node.value
     }
@@ -188,7 +195,7 @@ def test_the_library_prints_nothing() -> None:
         if path.is_relative_to(TOP / "dropq")
         and any(
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes(path)
         )
     }
     assert not printing
@@ -196,6 +203,8 @@ def test_the_library_prints_nothing() -> None:
 
 #: What makes a process of this one; a program in a string, which a test starts, may do as it likes.
 FORKS = {"fork", "forkpty", "set_start_method", "ForkProcess", "get_context('fork')"}
+#: What a file has in its text if it has one of these, however it is written.
+MAY_FORK = re.compile(r"\bfork(pty)?\b|set_start_method|ForkProcess")
 
 
 def test_only_one_helper_of_the_tests_forks() -> None:
@@ -203,6 +212,7 @@ def test_only_one_helper_of_the_tests_forks() -> None:
     found = {
         (str(path.relative_to(TOP)), ast.unparse(node))
         for path in (TOP / "tests").rglob("*.py")
+        if MAY_FORK.search(path.read_text())
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Attribute | ast.Call) and ast.unparse(node).rpartition(".")[2] in FORKS)
         or (isinstance(node, ast.ImportFrom) and node.module != "forks" and FORKS & {name.name for name in node.names})
@@ -230,8 +240,8 @@ def compiled_in(module: ModuleType) -> Iterator[str | bytes]:
 
 def written_in(module: ModuleType, computed: set[str]) -> Iterator[str | bytes]:
     """Yield the patterns in a module's calls of `re`; of one that its names do not give, keep the expression."""
-    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
-        if not (isinstance(node, ast.Call) and re.fullmatch(r"re\.(?!escape)\w+", ast.unparse(node.func))):
+    for node in nodes(Path(str(module.__file__))):
+        if not (isinstance(node, ast.Call) and re.fullmatch(r"re\.(?!escape)\w+", dotted(node.func))):
             continue
         expression = ast.unparse(node.args[0])
         try:
