@@ -348,11 +348,14 @@ def _write(content: bytes, path: Path, outside: Path) -> None:
 
 
 def _changed(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what a file says with one of its values changed, or gone; also with one of those in a value."""
-    for key, kept in said.items():
+    """Yield what a file says with one of its values changed, or gone; also with one of those in a value.
+
+    Each key gets a third of the values, the next key the next third: all of them took two minutes.
+    """
+    for turn, (key, kept) in enumerate(said.items()):
         others = {other: value for other, value in said.items() if other != key}
         yield f"no {key}", others
-        for value in VALUES:
+        for value in VALUES[turn % 3 :: 3]:
             yield f"{key}: {str(value)[:20]!r}", {**others, key: value}
         if isinstance(kept, dict):
             yield from ((f"{key}, {how}", {**others, key: changed}) for how, changed in _changed(kept))
@@ -471,7 +474,7 @@ def test_a_damaged_file_is_told_loses_nothing_and_leads_nowhere(
         rounds(b, "a")
         assert lying(a, b) == {"b": 1}, how
         shutil.rmtree(tmp_path / str(number))
-    assert number > 50
+    assert number > 30
 
 
 LINKED = [".dropq", "q/.dropq", "q/.dropq/transfers", "q/.dropq/transfers/ROW", "q/.dropq/transfers/ROW/target"]
