@@ -34,7 +34,7 @@ from .options import (
     lease_period,
     option,
     state,
-    with_headers,
+    with_options,
 )
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
@@ -51,7 +51,7 @@ Move = Annotated[bool, option("--move", "Move the files instead of copying them.
 Reason = Annotated[str, option("--reason TEXT", "The reason, kept with the message in error/.")]
 
 
-@with_headers()
+@with_options(Headers)
 def send(
     ctx: typer.Context,
     name: QueueName,
@@ -137,7 +137,7 @@ def send_all(
         raise
 
 
-@with_headers(correlation_id="Instead of the message's correlation id, else its id.")
+@with_options(Headers, correlation_id="Instead of the message's correlation id, else its id.")
 def reply(
     ctx: typer.Context,
     name: QueueName,

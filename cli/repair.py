@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import typer
 
@@ -29,6 +29,7 @@ from .options import (
     duration,
     option,
     state,
+    with_options,
 )
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError, report_open, reporting_errors
@@ -363,25 +364,33 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
     return shell.each(queues or (), switch, "paused" if paused else "resumed")
 
 
-def sweep(
-    ctx: typer.Context,
-    name: QueueOrRoot = None,
+class Ages(TypedDict):
+    """The ages from which a sweep does more than by itself, in seconds."""
+
     foreign_older_than: Annotated[
         float | None, duration("--foreign-older-than", "Also return older claims of scripts and DropboxMQ clients.")
-    ] = None,
+    ]
     unleased_older_than: Annotated[
         float | None, duration("--unleased-older-than", "Also return older claims without a lease or a living owner.")
-    ] = None,
+    ]
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", "Also drop uncommitted jobs that are idle for longer.")
-    ] = None,
+    ]
     ephemeral_older_than: Annotated[
         float | None,
         duration("--ephemeral-older-than", "Also remove temporary queues untouched for longer, without a lock."),
-    ] = None,
+    ]
+
+
+@with_options(Ages)
+def sweep(
+    ctx: typer.Context,
+    name: QueueOrRoot = None,
+    *,
     row: Annotated[
         str, option("--row ROW", "Also carry this row to another root, although another host wrote it.")
     ] = "",
+    **ages: Unpack[Ages],
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
 
@@ -390,12 +399,6 @@ def sweep(
     next sweep tries again.
     """
     shell = Shell(ctx)
-    ages = {
-        "foreign_older_than": foreign_older_than,
-        "unleased_older_than": unleased_older_than,
-        "jobs_older_than": jobs_older_than,
-        "ephemeral_older_than": ephemeral_older_than,
-    }
     reports: list[SweepReport] = []
     if name is None:
         shell.check_root()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import Annotated
+from typing import Annotated, TypedDict, Unpack
 
 import typer
 
 from dropq.errors import Unavailable
 
 from . import output
-from .options import QueueName, QueueOrRoot, duration, lease_seconds, option
+from .options import QueueName, QueueOrRoot, duration, lease_seconds, option, with_options
 from .output import NEGATIVE, OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -38,29 +38,34 @@ def _ack_seconds(text: str) -> float:
     return seconds
 
 
+class TermOptions(TypedDict):
+    """The options of `serve`, as `Terms` has them."""
+
+    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect."), "tcp://127.0.0.1:11131"]
+    send: Annotated[str, option("--send ADDRESS", "Where consumers connect."), "tcp://127.0.0.1:11132"]
+    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect."), "tcp://127.0.0.1:11133"]
+    ack_timeout: Annotated[
+        float | None,
+        duration(
+            "--ack-timeout", "How long a message is a consumer's; else the queue's lease_period, else 5s.", _ack_seconds
+        ),
+    ]
+    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1), 100]
+    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1), 10]
+    max_size: Annotated[
+        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes), "64M"
+    ]
+    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")]
+    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header."), False]
+    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines."), False]
+
+
+@with_options(TermOptions)
 def serve(
     ctx: typer.Context,
     name: QueueName,
     zmq: Annotated[bool, option("--zmq", "Serve clients of PZQ, over ZeroMQ.")] = False,
-    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect.")] = "tcp://127.0.0.1:11131",
-    send: Annotated[str, option("--send ADDRESS", "Where consumers connect.")] = "tcp://127.0.0.1:11132",
-    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect.")] = "tcp://127.0.0.1:11133",
-    ack_timeout: Annotated[
-        float | None,
-        duration(
-            "--ack-timeout",
-            parser=_ack_seconds,
-            help="How long a message is a consumer's; else the queue's lease_period, else 5s.",
-        ),
-    ] = None,
-    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1)] = 100,
-    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1)] = 10,
-    max_size: Annotated[
-        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes)
-    ] = "64M",  # type: ignore[assignment] # typer parses it
-    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")] = None,
-    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header.")] = False,
-    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines.")] = False,
+    **terms: Unpack[TermOptions],
 ) -> int:
     """Serve a queue to clients of PZQ, over ZeroMQ.
 
@@ -83,25 +88,13 @@ def serve(
     from dropq.worker.loop import Stop, stop_on_signals
 
     shell = Shell(ctx)
-    terms = Terms(
-        receive=receive,
-        send=send,
-        monitor=monitor,
-        ack_timeout=ack_timeout,
-        in_flight=in_flight,
-        hwm=hwm,
-        max_size=max_size,
-        keys=keys,
-        headers=headers,
-        insecure=insecure,
-    )
     queue = shell.queue(name)
     shell.warn_of_topic(queue)
-    server = Server(queue, terms)
-    if insecure:
+    server = Server(queue, Terms(**terms))
+    if terms["insecure"]:
         output.note("warning: everybody who reaches these sockets may take and send messages (--insecure)")
     with despite_closed_stdout(), stop_on_signals(Stop()) as stop, server.opened() as bound:
-        if keys is not None:
+        if terms["keys"] is not None:
             signal.signal(signal.SIGHUP, lambda *_: server.reread_keys())
         shell.line({"queue": queue.name, **bound}, ("queue", "receive", "send", "monitor"))
         output.flush()

@@ -19,7 +19,7 @@ from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output
-from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_headers
+from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_options
 from .output import OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
@@ -52,7 +52,7 @@ def create(ctx: typer.Context, name: TopicName, settings: Settings = None) -> No
 
 
 @topic.command("publish", cls=Command)
-@with_headers()
+@with_options(Headers)
 def publish(
     ctx: typer.Context,
     name: TopicName,

@@ -27,7 +27,7 @@ from .options import (
     lease_period,
     option,
     properties_of,
-    with_headers,
+    with_options,
 )
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
@@ -44,7 +44,9 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
-@with_headers("properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type.")
+@with_options(
+    Headers, "properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type."
+)
 def work(
     ctx: typer.Context,
     line: Annotated[list[str], argument("QUEUE... -- CMD...", "The queues, and the command to run for each message.")],
