@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropq.errors import ConfigError, Unavailable
+from dropq.errors import ConfigError
 
 from . import output
 from .options import QueueNames, option
-from .output import OK, TRY_LATER
-from .shell import Shell, UsageError, despite_closed_stdout
+from .output import OK
+from .shell import Shell, UsageError, despite_closed_stdout, unavailable_for_now
 
 if TYPE_CHECKING:
     from dropq.config.schema import Peer
@@ -59,15 +59,12 @@ def bridge(
     if once and recall is not None:
         raise UsageError("give --once or --recall, not both")
     shell = Shell(ctx)
-    chosen = [output.unescape(name) for name in names or ()]
+    chosen = list(map(output.unescape, names or ()))
     known = [] if proxied else _peers(shell, peers or ())
     if chosen and recall is None:
         shared_queues(shell.root.context, chosen)  # what is wrong here is reported once
-    try:
+    with unavailable_for_now():
         return _serve(shell, chosen, known, once=once, recall=recall, proxied=proxied)
-    except Unavailable as error:
-        output.note(f"error: {error}")
-        return TRY_LATER
 
 
 def _serve(
@@ -127,16 +124,11 @@ def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
 def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop: Stop, *, once: bool) -> int:
     """Serve each peer by a process of its own, until all have ended, or a signal came; return their code, or 1."""
 
+    before = ["--root", str(shell.root.path), *["--json"] * shell.json]
+    command = [sys.executable, "-m", "dropq", *before, "bridge", *map(output.escape, names), *["--once"] * once]
+
     def begin(peer: Peer) -> subprocess.Popen[bytes]:
-        options = ["--root", str(shell.root.path), *(["--json"] if shell.json else [])]
-        own = [
-            "bridge",
-            *map(output.escape, names),
-            "--peer",
-            f"{peer.name}={peer.root}",
-            *(["--once"] if once else []),
-        ]
-        return subprocess.Popen([sys.executable, "-m", "dropq", *options, *own], stdin=subprocess.DEVNULL)
+        return subprocess.Popen([*command, "--peer", f"{peer.name}={peer.root}"], stdin=subprocess.DEVNULL)
 
     running = {peer: begin(peer) for peer in peers}
     over = threading.Event()

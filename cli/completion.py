@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
 from dropq.config.selectors import OPERATIONS, ROLES
-from dropq.errors import DropqError
+from dropq.errors import DropqError, Unavailable
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import ALL_STATES, UNSETTLED
 
@@ -141,10 +142,6 @@ class _Completion(ShellComplete):
 
     The line `file` asks for the names of files, which the shell knows best.
     """
-
-    def source_vars(self) -> dict[str, Any]:
-        """Return nothing: the scripts have no gaps."""
-        return {}
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor, and the begun word at the cursor."""
@@ -316,8 +313,6 @@ def script() -> tuple[str, str]:
     """Return the name of the shell that runs this command, and its script."""
     import shellingham  # type: ignore[import-untyped]
 
-    from dropq.errors import Unavailable
-
     try:
         name = shellingham.detect_shell()[0]
     except shellingham.ShellDetectionFailure:
@@ -382,8 +377,6 @@ def _paths(shell: str) -> tuple[Path, Path | None]:
 
 def _loading(path: Path) -> str:
     """Return the line by which a shell loads a script."""
-    from shlex import quote
-
     return f"source {quote(str(path))}"
 
 

@@ -38,7 +38,7 @@ from .options import (
 )
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
-from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, telling_where
+from .shell import Shell, UsageError, arguments, delayed_interrupt, despite_closed_stdout, how_many, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -201,7 +201,7 @@ def receive(
             messages = subscription.receive_many(count, timeout=wait or 0)
             _hand_over(shell, messages, printed)
         except BaseException:
-            with DelayedInterrupt():  # nobody knows its receipt: it need not wait for the end of its lease
+            with delayed_interrupt():  # nobody knows its receipt: it need not wait for the end of its lease
                 if returned := subscription._give_back_but({owner for owner in printed if owner}):
                     output.note(f"{how_many(returned, None, 'given back')}: their receipts were not printed")
             raise
@@ -229,7 +229,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
 
     for message in messages:
         record = details_of(message)
-        with DelayedInterrupt() as interrupt:
+        with delayed_interrupt() as interrupted:
             try:
                 if shell.on_terminal:
                     output.write(("\n" if printed else "") + output.block(record, (*CLAIM, "deadline")))
@@ -242,7 +242,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
                 output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
                 raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
             printed.append(message.owner)
-        if interrupt.came:
+        if interrupted:
             raise KeyboardInterrupt(f"{how_many(len(printed), len(messages), 'received')}")
 
 

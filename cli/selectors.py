@@ -13,7 +13,7 @@ from . import output
 from .options import Filter, QueueName, QueueOrRoot, argument, option
 from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
-from .shell import Shell, UsageError
+from .shell import Shell, UsageError, unavailable_for_now
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -152,11 +152,8 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     queue = shell.queue(name)
     tokens = [one.token for one in queue.selectors() if one.name == selector and one.token]
     moved = sum(len(spent(queue.layout, token)) for token in tokens)
-    try:
+    with unavailable_for_now():
         done = queue.remove_selector(selector)
-    except Unavailable as error:
-        output.complain(error)
-        return TRY_LATER
     shell.line({"queue": queue.name, "name": selector, "unsettled": moved, "returned": done}, ("name", "unsettled"))
     if not done:
         output.note(

@@ -20,7 +20,7 @@ from dropq.errors import Unavailable
 from . import output
 from .look import body_of
 from .output import IO_ERROR, NEGATIVE, OK, TRY_LATER, Record
-from .shell import DelayedInterrupt, Shell, despite_closed_stdout, handling, how_many, stdin
+from .shell import Shell, delayed_interrupt, despite_closed_stdout, handling, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent
@@ -105,7 +105,7 @@ class Sending:
 
     def _print_ids(self) -> None:
         """Print the ids of what was sent since the last time; Ctrl-C waits for that."""
-        with DelayedInterrupt() as interrupt:
+        with delayed_interrupt() as interrupted:
             while self._sent:
                 sent = self._sent[0]
                 if sent.accepted or self._shell.json:  # a bare id means that the message is in target/
@@ -119,7 +119,7 @@ class Sending:
                     letters = self._shell.root.context.config.dead_letter_queue
                     self._letters += sent.accepted and sent.delivered_to == letters != self._queue.name
                 del self._sent[0]
-        if interrupt.came:
+        if interrupted:
             raise KeyboardInterrupt
 
     def _print(self, sent: Sent) -> None:

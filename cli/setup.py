@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 #: The columns of `doctor`.
 DIAGNOSIS = ("level", "check", "kind", "path", "found", "means", "advice")
 
-_DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
-
-_SHARED = "Use the layout of DropboxMQ 1.2: the default where a DropboxMQ shares the root."
-_FLAT = "Use the layout of dropq alone."
-
 
 def init(
     ctx: typer.Context,
     directory: Annotated[str | None, argument("DIR", "The directory; made when missing.")] = None,
-    dropboxmq: Annotated[bool, option("--dropboxmq", _DROPBOXMQ)] = False,
+    dropboxmq: Annotated[
+        bool, option("--dropboxmq", "Use the layout of DropboxMQ 1.2, so that it can share the root.")
+    ] = False,
 ) -> None:
     """Make a directory a root of queues; safe to repeat.
 
@@ -65,8 +62,10 @@ def create(
     ctx: typer.Context,
     name: QueueName,
     settings: Settings = None,
-    dropboxmq: Annotated[bool, option("--dropboxmq", _SHARED)] = False,
-    flat: Annotated[bool, option("--flat", _FLAT)] = False,
+    dropboxmq: Annotated[
+        bool, option("--dropboxmq", "Use the layout of DropboxMQ 1.2: the default where a DropboxMQ shares the root.")
+    ] = False,
+    flat: Annotated[bool, option("--flat", "Use the layout of dropq alone.")] = False,
 ) -> None:
     """Make a queue; prints its path.
 

@@ -5,14 +5,12 @@ A topic and a subscription are queues: every other command takes their addresses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from dropq.errors import Unavailable
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import NO_LOCAL
 from dropq.lifecycle.open_queue import find_layout
@@ -20,10 +18,10 @@ from dropq.storage.reading import exists
 
 from . import messages, output
 from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_options
-from .output import OK, TRY_LATER, Record, unescape
+from .output import OK, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, in_states
+from .shell import Shell, in_states, unavailable_for_now
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -124,7 +122,7 @@ def subscribe(
     differs = "; ".join(f"{name} is there already, {_difference(name, address)}" for name in gone)
     why = f"{differs}. Subscribing again removes it with its messages, and makes a new one."
     has_messages = _confirm(shell, gone, why, yes=yes)
-    with _in_use():
+    with unavailable_for_now():  # somebody uses what it replaces
         made = topic._made(wanted, filter, recovery_point, durable=True, force=has_messages)
     shell.line({"queue": made.name, "path": made.layout.home}, ("queue",))
 
@@ -150,7 +148,7 @@ def unsubscribe(
     if dry_run:
         return _report_removal(shell, gone)
     has_messages = _confirm(shell, gone, yes=yes)
-    with _in_use():
+    with unavailable_for_now():  # somebody uses it
         topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
     for line in _lines(gone):
         output.note(f"subscription {line} is removed")
@@ -196,16 +194,6 @@ def _difference(found: str, wanted: str) -> str:
     if found.partition("/")[0] != wanted.partition("/")[0]:
         return "in another topic"
     return "without --no-local" if wanted.endswith(NO_LOCAL) else "with --no-local"
-
-
-@contextmanager
-def _in_use() -> Iterator[None]:
-    """Exit with 75 where a subscription cannot be removed, because somebody uses it."""
-    try:
-        yield
-    except Unavailable as error:
-        output.complain(error)
-        raise typer.Exit(TRY_LATER) from error
 
 
 @topic.command("ls", cls=Command)

@@ -120,16 +120,14 @@ def work(
         shell.warn_of_topic(queue)
     with ExitStack() as stack:
         stack.enter_context(despite_closed_stdout())
-        kind: type[Command | RecordCommand | BundleCommand] = (
-            RecordCommand if each else BundleCommand if records else Command
-        )
-        handler: Runner = (
-            SendingCommand(command, outs, timeout=timeout, lines=lines, sends_empty=send_empty)
-            if outs
-            else kind(command, timeout=timeout)
-        )
-        stack.enter_context(handler)
         by: By = "record" if each else "bundle" if records else "message"
+        handler: Runner
+        if outs:
+            handler = SendingCommand(command, outs, timeout=timeout, lines=lines, sends_empty=send_empty)
+        else:
+            kinds = {"record": RecordCommand, "bundle": BundleCommand, "message": Command}
+            handler = kinds[by](command, timeout=timeout)
+        stack.enter_context(handler)
         stop = stack.enter_context(stop_on_signals(Stop()))
         destinations = {queue.name: _destinations(queue, outs, stop, client_id) for queue in queues if outs}
         subscriptions = [
