@@ -160,7 +160,6 @@ class _Completion(ShellComplete):
         return word
 
     def complete(self) -> str:
-        """Return the answer."""
         words, incomplete = self.get_completion_args()
         option, equals, _ = incomplete.partition("=")
         #: What stands before the value in the same word, as in `--state=er`.
@@ -191,7 +190,6 @@ complete -F _dropq_completion dropq
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the begun word at the cursor."""
         line = sys.argv[-1]
         self._quote, self._kept = "", 0
         words = _split(line)
@@ -264,7 +262,6 @@ complete --command dropq --no-files --arguments '(__dropq_completion)'
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the begun word at the cursor."""
         words, current = super().get_completion_args()
         return words, _split(current)[-1][1]
 

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -40,7 +41,7 @@ def send_records(
     fields: Mapping[str, Any],
     format: str = "jsonl",
     linger: float = LINGER,
-    **limits: int,
+    **limits: Any,
 ) -> int:
     """Send the records of files, and print the id of each message, and how many records it has; return the exit code.
 
@@ -52,11 +53,8 @@ def send_records(
     except ValueError as error:
         raise UsageError(f"--format: {error}") from None
     queue = open_queue()
-
-    def open_writer(header: bytes | None) -> RecordWriter:
-        return _Writer(queue, format, linger=linger, header=header, **limits, **fields)
-
-    open_writer(b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
+    open_writer = partial(_Writer, queue, format, linger=linger, **limits, **fields)
+    open_writer(header=b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
     stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     try:
         with closing(_Ending(queue)) as ending, handling(stops, ending.note):
@@ -133,7 +131,6 @@ class _Ending:
             self._raises = False
 
     def close(self) -> None:
-        """Close the pipe."""
         os.close(self.wakes)
         os.close(self._wake)
 
@@ -146,7 +143,7 @@ class _Records(Sending):
         shell: Shell,
         queue: Queue,
         body_format: str,
-        open_writer: Callable[[bytes | None], RecordWriter],
+        open_writer: Callable[..., RecordWriter],
         ending: _Ending,
     ) -> None:
         super().__init__(shell, queue, {})
@@ -248,7 +245,7 @@ class _Records(Sending):
             self._flush()
             self._header = head
             header = head.removeprefix(MARK).lstrip(b"\r\n") if self._format == "csv" else None
-            writer = self._writer = self._open_writer(header)
+            writer = self._writer = self._open_writer(header=header)
         try:
             writer.write(record)
         except ValueError as error:

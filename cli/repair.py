@@ -166,11 +166,10 @@ def _requeue(task: Bulk, act: Act, *, to_origin: bool) -> int:
     other = {"target": "error", "error": "target"}.get(which.where)
     count = bulk.letters_in(task.queue.context, replace(which, states=(other,))) if other else 0
     if count and other:
-        letters = "1 dead letter lies" if count == 1 else f"{count} dead letters lie"
         those = "--all" if which.wanted is None else "ID"
         way = f"`dropq requeue {quote(task.queue.name)} --to-origin {those}` puts each back where it came from"
-        text = f"{letters} in {other}/ of {task.queue.name}"
-        output.note(f"{text}: {f'look there with --state {other}' if to_origin else way}")
+        letters = f"{count_of(count, 'dead letter')} {'lies' if count == 1 else 'lie'} in {other}/ of {task.queue.name}"
+        output.note(f"{letters}: {f'look there with --state {other}' if to_origin else way}")
     elif to_origin and not plan:
         output.note(_by_origin(task))
     return NEGATIVE if code == OK and (count or to_origin) else code

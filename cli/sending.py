@@ -84,12 +84,15 @@ class Sending:
                 pass
 
     def _sent_lines(self, file: BufferedReader) -> Iterator[bytes]:
-        """Send each line of a file; yield it after that."""
+        """Send each line of a file, as many at a time as `send_many` makes durable together; yield it after that."""
+        from dropq.queue.sender import BATCH
+
         chunks = _chunks(file)
         for chunk in chunks:
             self._lines_read += len(chunk)
             try:
-                for batch in _batches(chunk):
+                for start in range(0, len(chunk), BATCH):
+                    batch = chunk[start : start + BATCH]
                     self._send_batch(batch)
                     yield from batch
             except Exception:
@@ -280,11 +283,3 @@ def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
             begun = others[-1:]
     if any(begun):
         yield [b"".join(begun)]
-
-
-def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield lines, as many at a time as `send_many` makes durable together."""
-    from dropq.queue.sender import BATCH
-
-    for start in range(0, len(lines), BATCH):
-        yield lines[start : start + BATCH]

@@ -1,8 +1,12 @@
-"""Commands that serve queues until they are stopped: routes and selectors, and programs of another protocol."""
+"""Commands that serve queues until they are stopped: routes and selectors, clients of PZQ, and browsers."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, TypedDict, Unpack
 
 import typer
@@ -36,6 +40,17 @@ def _ack_seconds(text: str) -> float:
             f"{text!r}: at most 1d is allowed; a bare number is seconds, and PZQ's are microseconds (its default is 5s)"
         )
     return seconds
+
+
+@contextmanager
+def _needing(command: str, extra: str, *packages: str) -> Iterator[None]:
+    """Raise Unavailable where the block imports from a package of an extra that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in packages:
+            raise
+        raise Unavailable(f"{command} needs the extra {extra}: pip install 'dropq[{extra}]'") from error
 
 
 class TermOptions(TypedDict):
@@ -79,12 +94,8 @@ def serve(
     """
     if not zmq:
         raise UsageError("give --zmq, the protocol to serve")
-    try:
+    with _needing("serve --zmq", "zmq", "zmq", "nacl"):
         from dropq.zmq.server import Server, Terms
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in ("zmq", "nacl"):
-            raise
-        raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals
 
     shell = Shell(ctx)
@@ -150,3 +161,47 @@ def route(
             selected = sum(took.selectors.total() for took in taken.values())
             output.note(f"routed={routed} selected={selected} distributed={served.distributed}")
     return NEGATIVE if served.has_unusable else OK
+
+
+def web(
+    ctx: typer.Context,
+    listen: Annotated[
+        str, option("--listen ADDRESS", "Where it listens: a loopback HOST:PORT, or unix:PATH.")
+    ] = "127.0.0.1:8077",
+    writable: Annotated[bool, option("--writable", "Let people requeue, purge, pause and resume.")] = False,
+    no_bodies: Annotated[bool, option("--no-bodies", "Show no bodies, and let nobody save or filter by them.")] = False,
+    proxy_user: Annotated[
+        str | None,
+        option("--proxy-user HEADER", "A proxy logs people in, and names them in HEADER; needs --listen unix:PATH."),
+    ] = None,
+) -> int:
+    """Show the queues as pages for a browser.
+
+    It prints the link to open. Whoever has the link sees what this user sees. The link ends with this process. On
+    another machine, `ssh -L 8077:127.0.0.1:8077 HOST` makes it work there. The command runs until a SIGTERM, SIGHUP or
+    Ctrl-C.
+    """
+    with _needing("web", "web", "werkzeug", "waitress", "jinja2", "markupsafe"):
+        from dropq.web import application
+        from dropq.web.server import bound
+        from dropq.web.server import serve as serve_page
+    if proxy_user is not None and not re.fullmatch("[A-Za-z0-9-]+", proxy_user):
+        raise UsageError("--proxy-user takes the name of a header: letters, digits and hyphens, such as X-User")
+    shell = Shell(ctx)
+    shell.check_root()
+    try:
+        listener = bound(listen, for_proxy=proxy_user is not None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--listen'") from None
+    page = application(shell.root, writable=writable, bodies=not no_bodies, user_header=proxy_user or "")
+
+    def ready() -> None:
+        if isinstance(at := listener.getsockname(), str):
+            record = {"socket": os.path.abspath(at), "path": page.link}
+            shell.line(record, ("socket", "path"))
+        else:
+            host = f"[{at[0]}]" if ":" in at[0] else at[0]
+            shell.line({"url": f"http://{host}:{at[1]}{page.link}"}, ("url",))
+        output.flush()
+
+    serve_page(page, listener, ready)

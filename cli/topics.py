@@ -6,6 +6,7 @@ A topic and a subscription are queues: every other command takes their addresses
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import starmap
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -150,8 +151,8 @@ def unsubscribe(
     has_messages = _confirm(shell, gone, yes=yes)
     with unavailable_for_now():  # somebody uses it
         topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
-    for line in _lines(gone):
-        output.note(f"subscription {line} is removed")
+    for each in gone.items():
+        output.note(f"subscription {_described(*each)} is removed")
 
 
 def _client(given: str | None) -> str:
@@ -166,25 +167,25 @@ def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
     return {queue.name: contents(queue.context) for queue in queues}
 
 
-def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:
-    return [f"{name} ({in_states(counts)})" for name, counts in gone.items()]
+def _described(name: str, counts: Mapping[str, int]) -> str:
+    return f"{name} ({in_states(counts)})"
 
 
 def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "", *, yes: bool) -> bool:
     """Ask before subscriptions are removed that have messages, and say why; return whether any has."""
     has_messages = any(any(counts.values()) for counts in gone.values())
     if has_messages:
-        question = f"Remove subscription {' and '.join(_lines(gone))}?"
-        shell.confirm(f"{why} {question}" if why else question, yes=yes)
+        question = f"{why} Remove subscription {' and '.join(starmap(_described, gone.items()))}?"
+        shell.confirm(question.lstrip(), yes=yes)
     return has_messages
 
 
 def _report_removal(shell: Shell, gone: Mapping[str, Mapping[str, int]], wanted: str = "") -> None:
     """Report which subscriptions would be removed; the subscription at the address `wanted` would replace them."""
-    for (name, counts), line in zip(gone.items(), _lines(gone), strict=True):
+    for name, counts in gone.items():
         shell.line({"queue": name, **counts}, ("queue",))
         why = f", as it is there {_difference(name, wanted)}" if wanted else ""
-        output.note(f"would be removed: {line}{why}")
+        output.note(f"would be removed: {_described(name, counts)}{why}")
 
 
 def _difference(found: str, wanted: str) -> str:
