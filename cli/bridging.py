@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dropq.config.schema import Peer
 from dropq.errors import ConfigError
 
 from . import output
@@ -20,7 +21,6 @@ from .output import OK
 from .shell import Shell, UsageError, despite_closed_stdout, unavailable_for_now
 
 if TYPE_CHECKING:
-    from dropq.config.schema import Peer
     from dropq.worker.loop import Stop
 
 #: The columns of what came.
@@ -103,8 +103,6 @@ def _serve(
 
 def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
     """Return the peers to serve: those of dropq.toml, or those of them that are named, at the paths that are given."""
-    from dropq.config.schema import Peer
-
     config, file = shell.root.context.config, shell.root.layout.config_file
     if not config.peer:
         raise ConfigError(f"{file} names no other root: write instance, and a [[peer]] with its name and root")

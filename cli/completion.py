@@ -17,9 +17,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import shellingham  # type: ignore[import-untyped]
 from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
+from dropq.config.schema import QueueConfig
 from dropq.config.selectors import OPERATIONS, ROLES
 from dropq.errors import DropqError, Unavailable
 from dropq.format.addresses import SubscriptionName
@@ -114,8 +116,6 @@ def _ids(ctx: Any) -> Iterator[str]:
 
 
 def _keys(ctx: Any) -> Iterator[str]:
-    from dropq.config.schema import QueueConfig
-
     return (field.name for field in fields(QueueConfig))
 
 
@@ -308,8 +308,6 @@ def _split(line: str) -> list[tuple[int, str, str]]:
 
 def script() -> tuple[str, str]:
     """Return the name of the shell that runs this command, and its script."""
-    import shellingham  # type: ignore[import-untyped]
-
     try:
         name = shellingham.detect_shell()[0]
     except shellingham.ShellDetectionFailure:

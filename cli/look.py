@@ -17,7 +17,7 @@ import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
-from dropq.format.names import is_temporary, is_unique
+from dropq.format.names import ENVELOPE, is_temporary, is_unique
 from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
@@ -293,7 +293,6 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
     from dropq.filters.grammar import HEADERS
-    from dropq.format.names import ENVELOPE
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))

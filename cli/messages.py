@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from dropq.errors import LeaseLost
+from dropq.format.claims import split_receipt
 from dropq.format.layout import UNSETTLED
+from dropq.format.message_file import MessageFile
 
 from . import output
 from .look import explain_filter, first_of
@@ -313,9 +315,6 @@ def _ack_each(shell: Shell, queue: Queue, named: Iterable[str], *, defer: bool) 
 
 
 def _is_id(text: str) -> bool:
-    from dropq.format.claims import split_receipt
-    from dropq.format.message_file import MessageFile
-
     claim = MessageFile(split_receipt(text)[0]).claim
     return claim is None or not claim.ours
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict,
 
 import typer
 
+from dropq.durations import parse_duration
 from dropq.format.layout import ALL_STATES
+from dropq.format.typed import Typed, read_property
 
 from .shell import UsageError
 
@@ -18,7 +20,7 @@ from .shell import UsageError
 LEASE = 60.0
 
 if TYPE_CHECKING:
-    from dropq import Queue, Typed
+    from dropq import Queue
 
     State = str
 else:  # typer takes the choices from here
@@ -61,8 +63,6 @@ Filter = Annotated[str | None, option("--filter FILTER", "Only messages that mat
 
 
 def _seconds(text: str) -> float:
-    from dropq.durations import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -152,8 +152,6 @@ def fields_of(headers: Headers) -> dict[str, Any]:
 
 def properties_of(given: list[str] | None) -> dict[str, Typed]:
     """Return the properties that options say; UsageError for one that cannot be read."""
-    from dropq.format.typed import read_property
-
     try:
         return dict(map(read_property, given or ()))
     except ValueError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dropq.errors import Unavailable
+from dropq.storage.failures import error_context
 
 from . import output
 from .look import body_of
@@ -266,8 +267,6 @@ def _bytes_left(file: BufferedReader) -> int | None:
 
 
 def _opened(path: str) -> BufferedReader:
-    from dropq.storage.failures import error_context
-
     with error_context("no line of it was sent"):
         return open(path, "rb")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from dropq.config.load import check_file, explain_queue, toml_text
 from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ROUTES_FILE
@@ -198,8 +199,6 @@ def config_show(
     ctx: typer.Context, name: QueueName, key: Annotated[str | None, argument("KEY", "Only this key.")] = None
 ) -> None:
     """Print the settings that are in force for a queue, and the file that each comes from."""
-    from dropq.config.load import explain_queue
-
     shell = Shell(ctx)
     queue, root = shell.queue(name), shell.root
     settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout)
@@ -261,7 +260,6 @@ def config_import(
     left out, and why. When one of the queues cannot be made, it makes none.
     """
     from dropq.config.amps import read_queues
-    from dropq.config.load import toml_text
     from dropq.upkeep.queues import refuse_taken
 
     shell = Shell(ctx)
@@ -306,7 +304,6 @@ def _made(root: Root, wanted: Sequence[AmpsQueue]) -> list[Queue]:
 
 def _check_of(file: str) -> Callable[[str], list[str]]:
     """Return what checks a file, by its name and its folder's."""
-    from dropq.config.load import check_file
     from dropq.diagnosis import selector_checks
     from dropq.policies import routes
 

@@ -5,6 +5,7 @@ Every command makes one `Shell`, from the options before and after its name.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -468,7 +469,6 @@ def _is_own_root(folder: str) -> bool:
 
 def _log_to_stderr() -> None:
     """Print the library's warnings on stderr, as all notes."""
-    import logging
 
     class Talk(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
