@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 #: The columns of what came.
 COLUMNS = ("queue", "peer", "taken")
-#: Seconds between two looks at the processes of several peers; until one that ended is begun again; and for which they
+#: Seconds between two checks of the processes of several peers; until one that ended is begun again; and for which they
 #: are waited for at the end.
-LOOK, BEGIN_AGAIN, PATIENCE = 0.2, 10.0, 5.0
+CHECK, BEGIN_AGAIN, PATIENCE = 0.2, 10.0, 5.0
 
 
 def bridge(
@@ -101,15 +101,15 @@ def _serve(
     return OK
 
 
-def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
+def _peers(shell: Shell, given: Sequence[str]) -> list[Peer]:
     """Return the peers to serve: those of dropq.toml, or those of them that are named, at the paths that are given."""
     config, file = shell.root.context.config, shell.root.layout.config_file
     if not config.peer:
         raise ConfigError(f"{file} names no other root: write instance, and a [[peer]] with its name and root")
-    if not said:
+    if not given:
         return list(config.peer)
     found = []
-    for text in said:
+    for text in given:
         name, equals, path = text.partition("=")
         if not equals or not path:
             raise typer.BadParameter(f"{text!r} is no NAME=PATH", param_hint="'--peer'")
@@ -132,7 +132,7 @@ def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop
     over = threading.Event()
     codes: dict[Peer, int] = {}
     with stop.waking(over.set):
-        while running and not over.wait(LOOK):
+        while running and not over.wait(CHECK):
             for peer, process in list(running.items()):
                 if (code := process.poll()) is not None:
                     codes[peer] = code

@@ -74,18 +74,18 @@ def metrics(
 
 def _keep_written(viewer: Viewer, exporter: Exporter, path: str, interval: float) -> NoReturn:
     """Replace a file again and again; once that was possible, it goes on also while its folder is away."""
-    said: bool | None = None  # whether it was said that it cannot be written; None before the first time
+    reported: bool | None = None  # whether it was reported that it cannot be written; None before the first time
     while True:
         try:
             Storage("none").write_small(path, exporter.text(viewer).encode())
-            said = False
+            reported = False
         except OSError as error:
             why = f"{path} cannot be written: {describe(error)}"
-            if said is None:
+            if reported is None:
                 raise QueueExists(why) from error
-            if not said:
+            if not reported:
                 output.note(f"warning: {why}; it is tried again")
-            said = True
+            reported = True
         viewer.keep_up(interval)
 
 

@@ -236,14 +236,14 @@ def browse(
     shell = Shell(ctx)
     if explain:
         return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
-    looked_at = state or "target"
+    listed = state or "target"
     queue = shell.queue(name)
-    messages = islice(queue.browse(looked_at, filter=filter), count)
+    messages = islice(queue.browse(listed, filter=filter), count)
     first = list(islice(messages, 1))
-    columns = (*COLUMNS, *MORE.get(looked_at, ()), *(_further(first[0]) if first else ()))
+    columns = (*COLUMNS, *MORE.get(listed, ()), *(_further(first[0]) if first else ()))
     shell.show(_records(chain(first, messages)), columns, spare=SPARE)
     if filter is not None and not first and count != 0:
-        explain_filter(queue, looked_at, filter)
+        explain_filter(queue, listed, filter)
 
 
 def _further(message: Message) -> Iterator[str]:

@@ -199,8 +199,8 @@ def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
         yield from ("", *output.table_lines(held, HOLDERS, ("status", "settles", "changed")))
     if look.went_by:
         records = [log_command.record_of(event) for event in reversed(look.went_by)]
-        told = [{**record, "reason": output.reason_text(record)} for record in records]
-        yield from ("", *output.table_lines(told, EVENTS, ("by", "id")))
+        events = [{**record, "reason": output.reason_text(record)} for record in records]
+        yield from ("", *output.table_lines(events, EVENTS, ("by", "id")))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

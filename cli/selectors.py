@@ -59,12 +59,14 @@ def add(
 
     It takes waiting messages as soon as somebody serves the queue, as `dropq route QUEUE` does.
     """
+    from dropq.filters import compile_filter
     from dropq.policies.selectors import path_of
 
     shell = Shell(ctx)
     queue = shell.queue(name)
     if filter is not None:
-        _check_filter(filter)
+        with suppress(Unavailable):  # who adds a selector need not be who routes
+            compile_filter(filter)  # `add_selector` would raise ConfigError, as for a file, and not InvalidFilter
     destinations = [unescape(each) for each in to or ()]
     if op != "bounce" and len(destinations) > 1:
         raise UsageError("give one --to: only a bounce goes to several addresses")
@@ -72,14 +74,6 @@ def add(
     made = queue.add_selector(selector, to=destination, op=op, filter=filter, credit=credit, role=role)
     path = path_of(queue.context, made.name)
     shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
-
-
-def _check_filter(filter: str) -> None:
-    """Raise InvalidFilter for a filter that cannot be read; `add_selector` would raise ConfigError, as for a file."""
-    from dropq.filters import compile_filter
-
-    with suppress(Unavailable):  # who adds a selector need not be who routes
-        compile_filter(filter)
 
 
 @selector.command("ls", cls=Command)

@@ -253,11 +253,9 @@ class Shell:
     def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done", *, doing: str = "") -> int:
         """Do something to each item, also after others failed; return the exit code.
 
-        A single item that fails has the exit code of its error; of several items, 1 says that some failed.
-
-        Args:
-            done: the participle of what is done, for the report after Ctrl-C.
-            doing: the title of a progress bar; without a title there is no bar.
+        A single item that fails has the exit code of its error; of several items, 1 says that some failed. After Ctrl-C
+        it reports how many are `done`, a participle. `doing` is the title of a progress bar, without which there is no
+        bar.
         """
         total = len(items) if isinstance(items, Sized) else None
         codes: list[int] = []
@@ -270,14 +268,10 @@ class Shell:
         return output.verdict(codes)
 
     def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None, *, state: str) -> int:
-        """Print what became of each message, and the sum on stderr; return the exit code.
+        """Print what became of each message, and the sum, such as `moved=12 failed=0`, on stderr; return the exit code.
 
-        Ctrl-C ends it after the current message, so that the sum is true.
-
-        Args:
-            outcomes: what a bulk verb yields; it acts as it yields.
-            done: the verb's participle, for the sum: `moved=12 failed=0`.
-            state: where the remaining messages stay after Ctrl-C.
+        A bulk verb acts as it yields outcomes. Ctrl-C ends it after the current message, so that the sum is true; the
+        rest stays in `state`.
         """
         count = {True: 0, False: 0}
 
@@ -325,14 +319,14 @@ def telling_where(shell: Shell, queue: Queue, act: Callable[[str], object]) -> C
 
     This looks through all queues of the root, so it does so for the first of many errors only.
     """
-    looks = iter(range(SEARCHES))
+    searches = iter(range(SEARCHES))
 
     def acting(named: str) -> None:
         try:
             act(named)
         except (LeaseLost, NoSuchMessage) as error:
             id = queue.context.sidecars.file(split_receipt(named)[0]).name.id
-            if named and next(looks, None) is not None and (where := shell.where(queue, id)):
+            if named and next(searches, None) is not None and (where := shell.where(queue, id)):
                 error.add_note(where)
             raise
 
