@@ -143,6 +143,9 @@ class _Completion(ShellComplete):
     The line `file` asks for the names of files, which the shell knows best.
     """
 
+    def source_vars(self) -> dict[str, Any]:  # abstract; the scripts have no gaps
+        return {}
+
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor, and the begun word at the cursor."""
         *words, incomplete = sys.argv[1:] or [""]
