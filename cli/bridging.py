@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropq.errors import ConfigError, Unavailable
+from dropq.config.schema import Peer
+from dropq.errors import ConfigError
 
 from . import output
 from .options import QueueNames, option
-from .output import OK, TRY_LATER
-from .shell import Shell, UsageError, despite_closed_stdout
+from .output import OK
+from .shell import Shell, UsageError, despite_closed_stdout, unavailable_for_now
 
 if TYPE_CHECKING:
-    from dropq.config.schema import Peer
     from dropq.worker.loop import Stop
 
 #: The columns of what came.
 COLUMNS = ("queue", "peer", "taken")
-#: Seconds between two looks at the processes of several peers; until one that ended is begun again; and for which they
+#: Seconds between two checks of the processes of several peers; until one that ended is begun again; and for which they
 #: are waited for at the end.
-LOOK, BEGIN_AGAIN, PATIENCE = 0.2, 10.0, 5.0
+CHECK, BEGIN_AGAIN, PATIENCE = 0.2, 10.0, 5.0
 
 
 def bridge(
@@ -59,15 +59,12 @@ def bridge(
     if once and recall is not None:
         raise UsageError("give --once or --recall, not both")
     shell = Shell(ctx)
-    chosen = [output.unescape(name) for name in names or ()]
+    chosen = list(map(output.unescape, names or ()))
     known = [] if proxied else _peers(shell, peers or ())
     if chosen and recall is None:
         shared_queues(shell.root.context, chosen)  # what is wrong here is reported once
-    try:
+    with unavailable_for_now():
         return _serve(shell, chosen, known, once=once, recall=recall, proxied=proxied)
-    except Unavailable as error:
-        output.note(f"error: {error}")
-        return TRY_LATER
 
 
 def _serve(
@@ -104,17 +101,15 @@ def _serve(
     return OK
 
 
-def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
+def _peers(shell: Shell, given: Sequence[str]) -> list[Peer]:
     """Return the peers to serve: those of dropq.toml, or those of them that are named, at the paths that are given."""
-    from dropq.config.schema import Peer
-
     config, file = shell.root.context.config, shell.root.layout.config_file
     if not config.peer:
         raise ConfigError(f"{file} names no other root: write instance, and a [[peer]] with its name and root")
-    if not said:
+    if not given:
         return list(config.peer)
     found = []
-    for text in said:
+    for text in given:
         name, equals, path = text.partition("=")
         if not equals or not path:
             raise typer.BadParameter(f"{text!r} is no NAME=PATH", param_hint="'--peer'")
@@ -127,22 +122,17 @@ def _peers(shell: Shell, said: Sequence[str]) -> list[Peer]:
 def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop: Stop, *, once: bool) -> int:
     """Serve each peer by a process of its own, until all have ended, or a signal came; return their code, or 1."""
 
+    before = ["--root", str(shell.root.path), *["--json"] * shell.json]
+    command = [sys.executable, "-m", "dropq", *before, "bridge", *map(output.escape, names), *["--once"] * once]
+
     def begin(peer: Peer) -> subprocess.Popen[bytes]:
-        options = ["--root", str(shell.root.path), *(["--json"] if shell.json else [])]
-        own = [
-            "bridge",
-            *map(output.escape, names),
-            "--peer",
-            f"{peer.name}={peer.root}",
-            *(["--once"] if once else []),
-        ]
-        return subprocess.Popen([sys.executable, "-m", "dropq", *options, *own], stdin=subprocess.DEVNULL)
+        return subprocess.Popen([*command, "--peer", f"{peer.name}={peer.root}"], stdin=subprocess.DEVNULL)
 
     running = {peer: begin(peer) for peer in peers}
     over = threading.Event()
     codes: dict[Peer, int] = {}
     with stop.waking(over.set):
-        while running and not over.wait(LOOK):
+        while running and not over.wait(CHECK):
             for peer, process in list(running.items()):
                 if (code := process.poll()) is not None:
                     codes[peer] = code

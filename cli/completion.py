@@ -14,13 +14,16 @@ from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import shellingham  # type: ignore[import-untyped]
 from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
+from dropq.config.schema import QueueConfig
 from dropq.config.selectors import OPERATIONS, ROLES
-from dropq.errors import DropqError
+from dropq.errors import DropqError, Unavailable
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import ALL_STATES, UNSETTLED
 
@@ -113,8 +116,6 @@ def _ids(ctx: Any) -> Iterator[str]:
 
 
 def _keys(ctx: Any) -> Iterator[str]:
-    from dropq.config.schema import QueueConfig
-
     return (field.name for field in fields(QueueConfig))
 
 
@@ -142,8 +143,7 @@ class _Completion(ShellComplete):
     The line `file` asks for the names of files, which the shell knows best.
     """
 
-    def source_vars(self) -> dict[str, Any]:
-        """Return nothing: the scripts have no gaps."""
+    def source_vars(self) -> dict[str, Any]:  # abstract; the scripts have no gaps
         return {}
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -163,7 +163,6 @@ class _Completion(ShellComplete):
         return word
 
     def complete(self) -> str:
-        """Return the answer."""
         words, incomplete = self.get_completion_args()
         option, equals, _ = incomplete.partition("=")
         #: What stands before the value in the same word, as in `--state=er`.
@@ -194,7 +193,6 @@ complete -F _dropq_completion dropq
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the begun word at the cursor."""
         line = sys.argv[-1]
         self._quote, self._kept = "", 0
         words = _split(line)
@@ -267,7 +265,6 @@ complete --command dropq --no-files --arguments '(__dropq_completion)'
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the begun word at the cursor."""
         words, current = super().get_completion_args()
         return words, _split(current)[-1][1]
 
@@ -314,10 +311,6 @@ def _split(line: str) -> list[tuple[int, str, str]]:
 
 def script() -> tuple[str, str]:
     """Return the name of the shell that runs this command, and its script."""
-    import shellingham  # type: ignore[import-untyped]
-
-    from dropq.errors import Unavailable
-
     try:
         name = shellingham.detect_shell()[0]
     except shellingham.ShellDetectionFailure:
@@ -382,8 +375,6 @@ def _paths(shell: str) -> tuple[Path, Path | None]:
 
 def _loading(path: Path) -> str:
     """Return the line by which a shell loads a script."""
-    from shlex import quote
-
     return f"source {quote(str(path))}"
 
 

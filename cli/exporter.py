@@ -6,29 +6,49 @@ import os
 import signal
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from dropq.diagnosis.metrics import CONTENT_TYPE, Exporter
-from dropq.diagnosis.overview import TICK, Viewer
 from dropq.errors import NoSuchQueue, QueueExists
 from dropq.lifecycle.queue_notes import why_away
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 
 from . import output
+from .options import QueueNames, duration, option
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError
+
+if TYPE_CHECKING:
+    from dropq.diagnosis.metrics import Exporter
+    from dropq.diagnosis.overview import Viewer
 
 #: Seconds that a client may take to ask.
 PATIENCE = 10
 
 
-def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen: str | None, interval: float) -> int:
-    """Write metrics; the arguments are those of `dropq metrics`."""
+def metrics(
+    ctx: typer.Context,
+    queues: QueueNames = None,
+    textfile: Annotated[
+        str | None, option("--textfile FILE", "Write FILE, which ends in .prom, again and again for node_exporter.")
+    ] = None,
+    listen: Annotated[
+        str | None, option("--listen ADDRESS", "Answer Prometheus at ADDR:PORT; who reaches that address may read.")
+    ] = None,
+    interval: Annotated[float, duration("--interval", "The time between two files.")] = 15.0,
+) -> int:
+    """Write metrics of queues, in the text format of Prometheus.
+
+    With neither --textfile nor --listen it prints the gauges once, and exits with 1 when a queue could not be read.
+    No answer waits for a disk: of a queue that does not answer it gives the last values, their age, and dropq_up 0.
+    """
+    from dropq.diagnosis.metrics import Exporter
+    from dropq.diagnosis.overview import Viewer
+
+    shell = Shell(ctx)
     if shell.json:
         raise UsageError("metrics are in the format of Prometheus: `dropq top --json` has the same as JSON")
     if textfile is not None and listen is not None:
@@ -54,18 +74,18 @@ def metrics(shell: Shell, queues: list[str] | None, textfile: str | None, listen
 
 def _keep_written(viewer: Viewer, exporter: Exporter, path: str, interval: float) -> NoReturn:
     """Replace a file again and again; once that was possible, it goes on also while its folder is away."""
-    said: bool | None = None  # whether it was said that it cannot be written; None before the first time
+    reported: bool | None = None  # whether it was reported that it cannot be written; None before the first time
     while True:
         try:
             Storage("none").write_small(path, exporter.text(viewer).encode())
-            said = False
+            reported = False
         except OSError as error:
             why = f"{path} cannot be written: {describe(error)}"
-            if said is None:
+            if reported is None:
                 raise QueueExists(why) from error
-            if not said:
+            if not reported:
                 output.note(f"warning: {why}; it is tried again")
-            said = True
+            reported = True
         viewer.keep_up(interval)
 
 
@@ -78,6 +98,11 @@ def _address(text: str) -> tuple[str, int]:
 
 def _serve(viewer: Viewer, exporter: Exporter, host: str, port: int) -> int:
     """Answer until the process is ended; the looks that become due meanwhile begin in threads of their own."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    from dropq.diagnosis.metrics import CONTENT_TYPE
+    from dropq.diagnosis.overview import TICK
+
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

@@ -52,7 +52,11 @@ def graph(
         text = {"mermaid": found.mermaid, "dot": found.dot, "svg": found.svg}[format]()
         output.put(text.rstrip("\n"))
     elif shell.on_terminal:
-        _show_trees(found)
+        from rich.console import Console
+
+        console = Console(highlight=False, file=sys.stdout)
+        for tree in _trees(found):
+            console.print(tree)
     else:
         shell.show(_records(found, as_json=shell.json), COLUMNS)
     if not found.nodes:
@@ -79,19 +83,10 @@ def _records(graph: Graph, *, as_json: bool) -> Iterator[Record]:
 # -- on a terminal ---------------------------------------------------------------------------------------------------
 
 
-def _show_trees(graph: Graph) -> None:
-    """Print a tree for each queue to which no queue sends; below a queue, where its messages go."""
-    from rich.console import Console
-
-    console = Console(highlight=False, file=sys.stdout)
-    for tree in _trees(graph):
-        console.print(tree)
-
-
 def _trees(graph: Graph) -> Iterator[Tree]:
     """Yield the trees of a graph: first of queues to which no queue sends, then of circles.
 
-    The places below a queue are shown once; a circle ends where it comes back.
+    Below a queue is where its messages go. That is shown once; a circle ends where it comes back.
     """
     from rich.tree import Tree
 

@@ -26,11 +26,13 @@ from .shell import Shell
 if TYPE_CHECKING:
     from dropq import Queue
 
+#: The events of `--event`.
+EVENTS = (*OUTCOMES, *ACTS)
 #: The columns of the log's lines.
 COLUMNS = ("time", "event", "id", "delivery", "seconds", "reason", "owner", "state", "to", "count", "by")
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("state", "count", "to", "by", "delivery", "seconds", "owner")
-#: Seconds between two looks by `log -f`.
+#: Seconds between two reads by `log -f`.
 PAUSE = 0.5
 #: How many lines `log -f` begins with; and how many `show` has at most.
 LAST, MOST = 10, 1000
@@ -43,7 +45,7 @@ def log(
     id: Annotated[str | None, option("--id ID", "Only what is about this message.")] = None,
     event: Annotated[
         list[str] | None,
-        option("--event EVENT", f"Only these events; may be repeated: {', '.join((*OUTCOMES, *ACTS))}."),
+        option("--event EVENT", f"Only these events; may be repeated: {', '.join(EVENTS)}."),
     ] = None,
     since: Annotated[
         str | None, option("--since TIME", "Only from this time on: 2026-11-29T08:00Z, or 1h for an hour ago.")
@@ -58,9 +60,8 @@ def log(
     have time, event, id, delivery, seconds, reason, owner, state, to, count, by.
     """
     shell = Shell(ctx)
-    if unknown := set(event or ()) - {*OUTCOMES, *ACTS}:
-        known = ", ".join((*OUTCOMES, *ACTS))
-        raise typer.BadParameter(f"there is no event {', '.join(sorted(unknown))}: {known}", param_hint="'--event'")
+    if unknown := ", ".join(sorted({*(event or ())} - {*EVENTS})):
+        raise typer.BadParameter(f"there is no event {unknown}: {', '.join(EVENTS)}", param_hint="'--event'")
     queue = shell.queue(name)
     begin = None if since is None else _time(since)
     reader = Reader(queue.layout.log)
@@ -101,17 +102,17 @@ def deliveries(queue: Queue, id: str) -> tuple[list[Record], datetime | None]:
 
 def words(record: Record) -> str:
     """Return a line of the log in words."""
-    said = [str(record["event"])]
+    parts = [str(record["event"])]
     if record.get("to"):
-        said.append(f"to {record['to']}")
+        parts.append(f"to {record['to']}")
     if record.get("owner"):
-        said.append(f"in delivery {record.get('delivery')} by {record['owner']}")
+        parts.append(f"in delivery {record.get('delivery')} by {record['owner']}")
     if "seconds" in record:
-        said.append(f"after {record['seconds']} s")
+        parts.append(f"after {record['seconds']} s")
     if why := output.reason_text(record):
-        said.append(f"({why})")
+        parts.append(f"({why})")
     via = f" by {record['via']}" if record.get("via") else ""
-    return f"{' '.join(said)}, user {record['by']}{via} on {str(record['host']).rpartition('-')[0] or record['host']}"
+    return f"{' '.join(parts)}, user {record['by']}{via} on {str(record['host']).rpartition('-')[0] or record['host']}"
 
 
 def _time(text: str) -> datetime:

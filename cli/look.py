@@ -1,4 +1,4 @@
-"""Commands that show queues, their counts, health and metrics, and messages. They change nothing."""
+"""Commands that show queues, their counts and health, and messages. They change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
-from dropq.format.names import is_temporary, is_unique
+from dropq.format.names import ENVELOPE, is_temporary, is_unique
 from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.health import Health
 
-#: The columns of queues in `top`.
-QUEUE_COLUMNS = ("queue", "state", "waiting", "oldest", "in", "out", "held", "delayed", "error", "because")
 #: The columns of messages, and the further columns of some states.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
@@ -238,14 +236,14 @@ def browse(
     shell = Shell(ctx)
     if explain:
         return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
-    looked_at = state or "target"
+    listed = state or "target"
     queue = shell.queue(name)
-    messages = islice(queue.browse(looked_at, filter=filter), count)
+    messages = islice(queue.browse(listed, filter=filter), count)
     first = list(islice(messages, 1))
-    columns = (*COLUMNS, *MORE.get(looked_at, ()), *(_further(first[0]) if first else ()))
+    columns = (*COLUMNS, *MORE.get(listed, ()), *(_further(first[0]) if first else ()))
     shell.show(_records(chain(first, messages)), columns, spare=SPARE)
     if filter is not None and not first and count != 0:
-        explain_filter(queue, looked_at, filter)
+        explain_filter(queue, listed, filter)
 
 
 def _further(message: Message) -> Iterator[str]:
@@ -295,7 +293,6 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
     from dropq.filters.grammar import HEADERS
-    from dropq.format.names import ENVELOPE
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
@@ -491,48 +488,3 @@ def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> 
 def _known_as(message: Message) -> str:
     """Return a key that no later message has: the file name, and the inode where another file may have that name."""
     return message.file if is_unique(message.name) else f"{message.file}/{reading.inode_or_none(message.path)}"
-
-
-def top(
-    ctx: typer.Context,
-    name: QueueOrRoot = None,
-    interval: Annotated[float, duration("--interval", "The time between two screens.")] = 2.0,
-    sort: Annotated[
-        str | None, option("--sort COLUMN", f"By {', '.join(QUEUE_COLUMNS)}, the largest first; else the worst first.")
-    ] = None,
-    count: Annotated[
-        int | None, option("-n N", "End after N looks; by default 1 into a pipe and with --json.", min=1)
-    ] = None,
-) -> int:
-    """Show all queues as a screen, or one of them.
-
-    The worst queue comes first. Of one queue it shows what is wrong, ages, holders, last failures and acts, on a
-    terminal or with --json. Lines have queue, state, waiting, oldest, in, out, held, delayed, error, because.
-    IN and OUT are messages a second in the last minute, by the log; OUT is what was settled, IN what came. They are
-    about right: what scripts settle is in neither. Ctrl-C ends it. Into a pipe, or with --json, it prints N looks as
-    lines.
-    """
-    from .screen import top as show
-
-    return show(Shell(ctx), name, interval, sort, count)
-
-
-def metrics(
-    ctx: typer.Context,
-    queues: QueueNames = None,
-    textfile: Annotated[
-        str | None, option("--textfile FILE", "Write FILE, which ends in .prom, again and again for node_exporter.")
-    ] = None,
-    listen: Annotated[
-        str | None, option("--listen ADDRESS", "Answer Prometheus at ADDR:PORT; who reaches that address may read.")
-    ] = None,
-    interval: Annotated[float, duration("--interval", "The time between two files.")] = 15.0,
-) -> int:
-    """Write metrics of queues, in the text format of Prometheus.
-
-    With neither --textfile nor --listen it prints the gauges once, and exits with 1 when a queue could not be read.
-    No answer waits for a disk: of a queue that does not answer it gives the last values, their age, and dropq_up 0.
-    """
-    from .exporter import metrics as write
-
-    return write(Shell(ctx), queues, textfile, listen, interval)

@@ -24,7 +24,7 @@ COMMANDS = {
     "Set-up": dict.fromkeys(("init", "create", "delete", "doctor", "config"), "setup"),
     "Look": {
         **dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"),
-        **{"graph": "graph", "log": "log", "top": "look", "metrics": "look", "web": "web"},
+        **{"graph": "graph", "log": "log", "top": "screen", "metrics": "exporter", "web": "serving"},
     },
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),

@@ -31,12 +31,10 @@ class _Roff(HelpFormatter):
         self._described = False
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write the line that shows how the command is called."""
         self.write_heading("Synopsis")
         self._line(f"\\fB{_escaped(prog)}\\fR {_escaped(args)}")
 
     def write_heading(self, heading: str) -> None:
-        """Begin a section."""
         self.buffer.append(f".SH {_escaped(heading.upper())}\n")
 
     def write_paragraph(self) -> None:
@@ -52,7 +50,6 @@ class _Roff(HelpFormatter):
             self._line(_marked(" ".join(paragraph.split())))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Write terms, each with what it means."""
         for term, meaning in rows:
             self.buffer.append(".TP\n")
             self._line(f"\\fB{_escaped(term.strip())}\\fR")

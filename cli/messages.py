@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from dropq.errors import LeaseLost
+from dropq.format.claims import split_receipt
 from dropq.format.layout import UNSETTLED
+from dropq.format.message_file import MessageFile
 
 from . import output
 from .look import explain_filter, first_of
@@ -34,11 +36,11 @@ from .options import (
     lease_period,
     option,
     state,
-    with_headers,
+    with_options,
 )
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
-from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, telling_where
+from .shell import Shell, UsageError, arguments, delayed_interrupt, despite_closed_stdout, how_many, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -51,7 +53,7 @@ Move = Annotated[bool, option("--move", "Move the files instead of copying them.
 Reason = Annotated[str, option("--reason TEXT", "The reason, kept with the message in error/.")]
 
 
-@with_headers()
+@with_options(Headers)
 def send(
     ctx: typer.Context,
     name: QueueName,
@@ -137,7 +139,7 @@ def send_all(
         raise
 
 
-@with_headers(correlation_id="Instead of the message's correlation id, else its id.")
+@with_options(Headers, correlation_id="Instead of the message's correlation id, else its id.")
 def reply(
     ctx: typer.Context,
     name: QueueName,
@@ -201,7 +203,7 @@ def receive(
             messages = subscription.receive_many(count, timeout=wait or 0)
             _hand_over(shell, messages, printed)
         except BaseException:
-            with DelayedInterrupt():  # nobody knows its receipt: it need not wait for the end of its lease
+            with delayed_interrupt():  # nobody knows its receipt: it need not wait for the end of its lease
                 if returned := subscription._give_back_but({owner for owner in printed if owner}):
                     output.note(f"{how_many(returned, None, 'given back')}: their receipts were not printed")
             raise
@@ -229,7 +231,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
 
     for message in messages:
         record = details_of(message)
-        with DelayedInterrupt() as interrupt:
+        with delayed_interrupt() as interrupted:
             try:
                 if shell.on_terminal:
                     output.write(("\n" if printed else "") + output.block(record, (*CLAIM, "deadline")))
@@ -242,7 +244,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
                 output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
                 raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
             printed.append(message.owner)
-        if interrupt.came:
+        if interrupted:
             raise KeyboardInterrupt(f"{how_many(len(printed), len(messages), 'received')}")
 
 
@@ -313,9 +315,6 @@ def _ack_each(shell: Shell, queue: Queue, named: Iterable[str], *, defer: bool) 
 
 
 def _is_id(text: str) -> bool:
-    from dropq.format.claims import split_receipt
-    from dropq.format.message_file import MessageFile
-
     claim = MessageFile(split_receipt(text)[0]).claim
     return claim is None or not claim.ours
 

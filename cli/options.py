@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict,
 
 import typer
 
+from dropq.durations import parse_duration
 from dropq.format.layout import ALL_STATES
+from dropq.format.typed import Typed, read_property
 
 from .shell import UsageError
 
@@ -18,7 +20,7 @@ from .shell import UsageError
 LEASE = 60.0
 
 if TYPE_CHECKING:
-    from dropq import Queue, Typed
+    from dropq import Queue
 
     State = str
 else:  # typer takes the choices from here
@@ -61,8 +63,6 @@ Filter = Annotated[str | None, option("--filter FILTER", "Only messages that mat
 
 
 def _seconds(text: str) -> float:
-    from dropq.durations import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -99,7 +99,7 @@ def state(help: str, states: Iterable[str] = ALL_STATES) -> Any:
 
 
 class Headers(TypedDict):
-    """What an option says of a message that is sent, beside its body."""
+    """What options say of a message that is sent, beside its body."""
 
     properties: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ class Headers(TypedDict):
             "F or D (float, double).",
         ),
     ]
-    priority: Annotated[int, option("--priority N", "Higher is delivered first.")]
+    priority: Annotated[int, option("--priority N", "Higher is delivered first."), 4]
     type: Annotated[str | None, option("--type TYPE", "The JMS type.")]
     correlation_id: Annotated[str | None, option("--correlation-id ID", "The JMS correlation id.")]
     reply_to: Annotated[str | None, option("--reply-to QUEUE", "The queue for answers.")]
@@ -118,29 +118,30 @@ class Headers(TypedDict):
     id: Annotated[str | None, option("--id ID", "The message's id, instead of a generated id.")]
 
 
-def with_headers(*only: str, **helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that gives a command with `**headers` options of `Headers`, all or `only` some.
+def with_options(options: type, *only: str, **helps: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that gives a command with `**options` those of a TypedDict, all or `only` some.
 
-    `helps` replaces helps.
+    Behind an option stands its default, if that is not None. `helps` replaces helps.
     """
 
-    def with_options(command: Callable[P, R]) -> Callable[P, R]:
+    def with_those(command: Callable[P, R]) -> Callable[P, R]:
         own = signature(command, eval_str=True)
         params = [param for param in own.parameters.values() if param.kind is not Parameter.VAR_KEYWORD]
         behind = sum(param.kind is not Parameter.KEYWORD_ONLY for param in params)
-        for name, hint in get_type_hints(Headers, include_extras=True).items():
-            if only and name not in only:
-                continue
-            option = copy(hint.__metadata__[0])
-            option.help = helps.get(name, option.help)
-            default, kind = 4 if name == "priority" else None, Parameter.KEYWORD_ONLY
-            params.insert(behind, Parameter(name, kind, default=default, annotation=Annotated[hint.__origin__, option]))
-            behind += 1
+        added = []
+        for name, hint in get_type_hints(options, include_extras=True).items():
+            if not only or name in only:
+                shared, *default = hint.__metadata__
+                option = copy(shared)
+                option.help = helps.get(name, option.help)
+                kind, annotation = Parameter.KEYWORD_ONLY, Annotated[hint.__origin__, option]
+                added.append(Parameter(name, kind, default=next(iter(default), None), annotation=annotation))
+        params[behind:behind] = added
         command.__signature__ = own.replace(parameters=params)  # type: ignore[attr-defined]
         command.__annotations__ = {param.name: param.annotation for param in params}
         return command
 
-    return with_options
+    return with_those
 
 
 def fields_of(headers: Headers) -> dict[str, Any]:
@@ -151,8 +152,6 @@ def fields_of(headers: Headers) -> dict[str, Any]:
 
 def properties_of(given: list[str] | None) -> dict[str, Typed]:
     """Return the properties that options say; UsageError for one that cannot be read."""
-    from dropq.format.typed import read_property
-
     try:
         return dict(map(read_property, given or ()))
     except ValueError as error:

@@ -12,10 +12,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import chain, islice
 from typing import TYPE_CHECKING, TextIO
 
 from dropq import errors
@@ -183,45 +182,19 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(
-    records: Iterable[Record],
-    columns: Sequence[str],
-    *,
-    as_json: bool,
-    table: Sequence[str],
-    spare: Sequence[str] = (),
-    header: bool = False,
-) -> None:
-    """Print records: as a table on a terminal, else a line each, as they come.
-
-    Args:
-        spare: columns that a narrow terminal leaves out, the least important first.
-        header: begin lines with the names of their columns; a table has them in any case, and JSON in each line.
-    """
-    if not as_json and sys.stdout.isatty():
-        first = list(islice(records, TABLE_LIMIT + 1))
-        if len(first) <= TABLE_LIMIT:
-            show_table(first, table, spare)
-            return
-        records = chain(first, records)
-    if header and columns and not as_json:
-        put("\t".join(columns))
-    for record in records:
-        put(line(record, columns, as_json=as_json))
-
-
 def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str] = (), above: str = "") -> str:
-    """Print records as a table, without empty columns, and `spare` as for `show`; return its heading.
+    """Print records as a table, without empty columns; return its heading.
 
-    The same heading as `above`, which was printed last, is not printed again.
+    A narrow terminal leaves out `spare` columns, the least important first. The same heading as `above`, which was
+    printed last, is not printed again.
     """
     table = _table(records, columns, spare)
     if table is None:
         return above
     if not table.fits:
-        put("\n\n".join(block(record, columns) for record in records))
+        put("\n".join(_blocks(records, columns)))
         return above
-    table.print(heading=table.heading != above)
+    put("\n".join(table.lines(heading=table.heading != above)))
     if table.left_out and table.heading != above:
         note(f"left out: {', '.join(table.left_out)}; --json or a wider terminal shows all")
     return table.heading
@@ -232,9 +205,7 @@ def table_lines(records: Sequence[Record], columns: Sequence[str], spare: Sequen
     table = _table(records, columns, spare)
     if table is None:
         return []
-    if not table.fits:
-        return "\n\n".join(block(record, columns) for record in records).splitlines()
-    return table.lines()
+    return table.lines() if table.fits else _blocks(records, columns)
 
 
 def _table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str]) -> Table | None:
@@ -243,6 +214,10 @@ def _table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[st
 
     filled = [column for column in (_column(records, key) for key in columns) if any(column.cells)]
     return Table(filled, spare) if filled else None
+
+
+def _blocks(records: Sequence[Record], columns: Sequence[str]) -> list[str]:
+    return "\n\n".join(block(record, columns) for record in records).splitlines()
 
 
 def block(record: Record, columns: Sequence[str]) -> str:

@@ -29,10 +29,6 @@ VALUES = {
 }
 
 
-#: What is no command, and what to do instead.
-INSTEAD = {"config set": "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."}
-
-
 class Readable:
     """What commands and groups of commands share: how they convert, complete and show their parameters."""
 
@@ -91,7 +87,9 @@ class Group(Readable, TyperGroup):
         if args[0] in self.commands or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
         near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))
-        instead = INSTEAD.get(f"{ctx.info_name} {args[0]}", f"Did you mean {near}?" if near else "")
+        instead = f"Did you mean {near}?" if near else ""
+        if [ctx.info_name, args[0]] == ["config", "set"]:
+            instead = "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."
         ctx.fail(f"No such command {args[0]!r}. {instead}".rstrip())
 
     def known(self) -> list[str]:

@@ -11,7 +11,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -40,7 +41,7 @@ def send_records(
     fields: Mapping[str, Any],
     format: str = "jsonl",
     linger: float = LINGER,
-    **limits: int,
+    **limits: Any,
 ) -> int:
     """Send the records of files, and print the id of each message, and how many records it has; return the exit code.
 
@@ -52,13 +53,11 @@ def send_records(
     except ValueError as error:
         raise UsageError(f"--format: {error}") from None
     queue = open_queue()
-
-    def open_writer(header: bytes | None) -> RecordWriter:
-        return _Writer(queue, format, linger=linger, header=header, **limits, **fields)
-
-    open_writer(b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
+    open_writer = partial(_Writer, queue, format, linger=linger, **limits, **fields)
+    open_writer(header=b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     try:
-        with _noting_signals(queue) as ending:
+        with closing(_Ending(queue)) as ending, handling(stops, ending.note):
             code = _Records(shell, queue, format, open_writer, ending).send(sources)
     except _EndedAtOnce as error:
         _end_by(error.number)
@@ -109,8 +108,11 @@ class _Ending:
         self._queue = queue
         self._raises = False
 
-    def note(self, number: int) -> None:
-        """Note a signal."""
+    def note(self, number: int, restore: Callable[[], None]) -> None:
+        """Note a signal; the second raises _EndedAtOnce, and a third does what it did before."""
+        if self.came:
+            restore()
+            raise _EndedAtOnce(number)
         self.came.append(number)
         os.write(self._wake, b"!")
         self._queue._stop_waiting()
@@ -129,27 +131,8 @@ class _Ending:
             self._raises = False
 
     def close(self) -> None:
-        """Close the pipe."""
         os.close(self.wakes)
         os.close(self._wake)
-
-
-@contextmanager
-def _noting_signals(queue: Queue) -> Iterator[_Ending]:
-    """Note SIGINT, SIGTERM and SIGHUP in the block; the second raises _EndedAtOnce, a third does what it did before."""
-    ending = _Ending(queue)
-
-    def end(number: int, restore: Callable[[], None]) -> None:
-        if ending.came:
-            restore()
-            raise _EndedAtOnce(number)
-        ending.note(number)
-
-    try:
-        with handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), end):
-            yield ending
-    finally:
-        ending.close()
 
 
 class _Records(Sending):
@@ -160,7 +143,7 @@ class _Records(Sending):
         shell: Shell,
         queue: Queue,
         body_format: str,
-        open_writer: Callable[[bytes | None], RecordWriter],
+        open_writer: Callable[..., RecordWriter],
         ending: _Ending,
     ) -> None:
         super().__init__(shell, queue, {})
@@ -262,7 +245,7 @@ class _Records(Sending):
             self._flush()
             self._header = head
             header = head.removeprefix(MARK).lstrip(b"\r\n") if self._format == "csv" else None
-            writer = self._writer = self._open_writer(header)
+            writer = self._writer = self._open_writer(header=header)
         try:
             writer.write(record)
         except ValueError as error:
@@ -305,12 +288,9 @@ class _Records(Sending):
 
 
 class _Followed(io.RawIOBase):
-    """A pipe: each read of it waits until something was written.
+    """A pipe: each read of it calls `wait` with what polls it, which returns when the pipe has more.
 
-    Args:
-        fd: the pipe's descriptor.
-        wait: called with an object that polls the descriptors; it returns when the pipe has more.
-        wakes: another descriptor, which ends the wait.
+    The descriptor `wakes` ends a poll, too.
     """
 
     def __init__(self, fd: int, wait: Callable[[select.poll], None], wakes: int) -> None:
@@ -323,7 +303,6 @@ class _Followed(io.RawIOBase):
             self._poll.register(each, select.POLLIN)
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import typer
 
@@ -29,6 +29,7 @@ from .options import (
     duration,
     option,
     state,
+    with_options,
 )
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError, report_open, reporting_errors
@@ -165,11 +166,10 @@ def _requeue(task: Bulk, act: Act, *, to_origin: bool) -> int:
     other = {"target": "error", "error": "target"}.get(which.where)
     count = bulk.letters_in(task.queue.context, replace(which, states=(other,))) if other else 0
     if count and other:
-        letters = "1 dead letter lies" if count == 1 else f"{count} dead letters lie"
         those = "--all" if which.wanted is None else "ID"
         way = f"`dropq requeue {quote(task.queue.name)} --to-origin {those}` puts each back where it came from"
-        text = f"{letters} in {other}/ of {task.queue.name}"
-        output.note(f"{text}: {f'look there with --state {other}' if to_origin else way}")
+        letters = f"{count_of(count, 'dead letter')} {'lies' if count == 1 else 'lie'} in {other}/ of {task.queue.name}"
+        output.note(f"{letters}: {f'look there with --state {other}' if to_origin else way}")
     elif to_origin and not plan:
         output.note(_by_origin(task))
     return NEGATIVE if code == OK and (count or to_origin) else code
@@ -363,25 +363,33 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
     return shell.each(queues or (), switch, "paused" if paused else "resumed")
 
 
-def sweep(
-    ctx: typer.Context,
-    name: QueueOrRoot = None,
+class Ages(TypedDict):
+    """The ages from which a sweep does more than by itself, in seconds."""
+
     foreign_older_than: Annotated[
         float | None, duration("--foreign-older-than", "Also return older claims of scripts and DropboxMQ clients.")
-    ] = None,
+    ]
     unleased_older_than: Annotated[
         float | None, duration("--unleased-older-than", "Also return older claims without a lease or a living owner.")
-    ] = None,
+    ]
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", "Also drop uncommitted jobs that are idle for longer.")
-    ] = None,
+    ]
     ephemeral_older_than: Annotated[
         float | None,
         duration("--ephemeral-older-than", "Also remove temporary queues untouched for longer, without a lock."),
-    ] = None,
+    ]
+
+
+@with_options(Ages)
+def sweep(
+    ctx: typer.Context,
+    name: QueueOrRoot = None,
+    *,
     row: Annotated[
         str, option("--row ROW", "Also carry this row to another root, although another host wrote it.")
     ] = "",
+    **ages: Unpack[Ages],
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
 
@@ -390,12 +398,6 @@ def sweep(
     next sweep tries again.
     """
     shell = Shell(ctx)
-    ages = {
-        "foreign_older_than": foreign_older_than,
-        "unleased_older_than": unleased_older_than,
-        "jobs_older_than": jobs_older_than,
-        "ephemeral_older_than": ephemeral_older_than,
-    }
     reports: list[SweepReport] = []
     if name is None:
         shell.check_root()

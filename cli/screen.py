@@ -10,22 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
+from itertools import count as counting
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropq.diagnosis.overview import Viewer, Watched
-from dropq.diagnosis.standing import AGE_NAMES
-from dropq.diagnosis.summary import holders_of, summary_of, worst_first
 from dropq.durations import format_duration
 from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
 from . import output
-from .look import QUEUE_COLUMNS as COLUMNS
+from .options import QueueOrRoot, duration, option
 from .output import NEGATIVE, OK, Record
 from .shell import Shell, handling
 
+if TYPE_CHECKING:
+    from dropq.diagnosis.overview import Viewer, Watched
+
+#: The columns of queues.
+COLUMNS = ("queue", "state", "waiting", "oldest", "in", "out", "held", "delayed", "error", "because")
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("delayed", "in", "because", "out", "held", "oldest", "error", "state")
 #: The columns of holders, and of what went by.
@@ -36,8 +39,29 @@ BRIEF, BESIDE = 60, 70
 HOME, CLEAR, REST = "\x1b[H", "\x1b[K\n", "\x1b[J"
 
 
-def top(shell: Shell, name: str | None, interval: float, sort: str | None, last: int | None) -> int:
-    """Show the looks, again and again; the arguments are those of `dropq top`."""
+def top(
+    ctx: typer.Context,
+    name: QueueOrRoot = None,
+    interval: Annotated[float, duration("--interval", "The time between two screens.")] = 2.0,
+    sort: Annotated[
+        str | None, option("--sort COLUMN", f"By {', '.join(COLUMNS)}, the largest first; else the worst first.")
+    ] = None,
+    count: Annotated[
+        int | None, option("-n N", "End after N looks; by default 1 into a pipe and with --json.", min=1)
+    ] = None,
+) -> int:
+    """Show all queues as a screen, or one of them.
+
+    The worst queue comes first. Of one queue it shows what is wrong, ages, holders, last failures and acts, on a
+    terminal or with --json. Lines have queue, state, waiting, oldest, in, out, held, delayed, error, because.
+    IN and OUT are messages a second in the last minute, by the log; OUT is what was settled, IN what came. They are
+    about right: what scripts settle is in neither. Ctrl-C ends it. Into a pipe, or with --json, it prints N looks as
+    lines.
+    """
+    from dropq.diagnosis.overview import Viewer
+    from dropq.diagnosis.summary import summary_of, worst_first
+
+    shell = Shell(ctx)
     sort = sort and sort.lower()
     if sort is not None and sort not in COLUMNS:
         raise typer.BadParameter(f"there is no column {sort}: {', '.join(COLUMNS)}", param_hint="'--sort'")
@@ -46,9 +70,9 @@ def top(shell: Shell, name: str | None, interval: float, sort: str | None, last:
     viewer = Viewer(shell.root.context, None if name is None else [name])
     viewer.wait()
     if shell.on_terminal and os.environ.get("TERM") not in (None, "dumb", "unknown"):
-        _draw_again(shell, viewer, interval, sort, last)
+        _draw_again(shell, viewer, interval, sort, count)
         return OK
-    for number in range(last or 1):
+    for number in range(count or 1):
         if number:
             viewer.keep_up(interval)
         now = time.monotonic()
@@ -69,7 +93,7 @@ def _draw_again(shell: Shell, viewer: Viewer, interval: float, sort: str | None,
     shown: list[str] = []
     screen, ends = Console().screen(hide_cursor=False), handling((signal.SIGTERM, signal.SIGHUP), end)
     with suppress(KeyboardInterrupt), screen, ends:
-        for number in count(1):
+        for number in counting(1):
             lines = _draw(shell, viewer, sort)
             if number == last:
                 shown = lines
@@ -84,6 +108,9 @@ def _draw_again(shell: Shell, viewer: Viewer, interval: float, sort: str | None,
 
 def _whole(seen: Watched, now: float) -> Record:
     """Return all of a look, for programs."""
+    from dropq.diagnosis.standing import AGE_NAMES
+    from dropq.diagnosis.summary import holders_of, summary_of
+
     look, record = seen.last, summary_of(seen, now)
     if look is None:
         return record
@@ -137,6 +164,8 @@ def _draw(shell: Shell, viewer: Viewer, sort: str | None) -> list[str]:
 
 
 def _of_root(shell: Shell, viewer: Viewer, sort: str | None, width: int, now: float) -> Iterator[str]:
+    from dropq.diagnosis.summary import summary_of, worst_first
+
     seen = worst_first(viewer, now, sort)
     looks = [one.last for one in seen if one.last is not None]
     waiting, held, error = (sum(look.counts.get(s, 0) for look in looks) for s in ("target", "processing", "error"))
@@ -151,6 +180,9 @@ def _of_root(shell: Shell, viewer: Viewer, sort: str | None, width: int, now: fl
 
 
 def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
+    from dropq.diagnosis.standing import AGE_NAMES
+    from dropq.diagnosis.summary import holders_of, summary_of
+
     look, record = seen.last, _short(summary_of(seen, now))
     yield from output.table_lines([record], COLUMNS[:-1], SPARE)
     if look is None or seen.silent(now) is not None:
@@ -167,8 +199,8 @@ def _of_queue(seen: Watched, width: int, now: float) -> Iterator[str]:
         yield from ("", *output.table_lines(held, HOLDERS, ("status", "settles", "changed")))
     if look.went_by:
         records = [log_command.record_of(event) for event in reversed(look.went_by)]
-        told = [{**record, "reason": output.reason_text(record)} for record in records]
-        yield from ("", *output.table_lines(told, EVENTS, ("by", "id")))
+        events = [{**record, "reason": output.reason_text(record)} for record in records]
+        yield from ("", *output.table_lines(events, EVENTS, ("by", "id")))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -13,7 +13,7 @@ from . import output
 from .options import Filter, QueueName, QueueOrRoot, argument, option
 from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
-from .shell import Shell, UsageError
+from .shell import Shell, UsageError, unavailable_for_now
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -59,12 +59,14 @@ def add(
 
     It takes waiting messages as soon as somebody serves the queue, as `dropq route QUEUE` does.
     """
+    from dropq.filters import compile_filter
     from dropq.policies.selectors import path_of
 
     shell = Shell(ctx)
     queue = shell.queue(name)
     if filter is not None:
-        _check_filter(filter)
+        with suppress(Unavailable):  # who adds a selector need not be who routes
+            compile_filter(filter)  # `add_selector` would raise ConfigError, as for a file, and not InvalidFilter
     destinations = [unescape(each) for each in to or ()]
     if op != "bounce" and len(destinations) > 1:
         raise UsageError("give one --to: only a bounce goes to several addresses")
@@ -72,14 +74,6 @@ def add(
     made = queue.add_selector(selector, to=destination, op=op, filter=filter, credit=credit, role=role)
     path = path_of(queue.context, made.name)
     shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
-
-
-def _check_filter(filter: str) -> None:
-    """Raise InvalidFilter for a filter that cannot be read; `add_selector` would raise ConfigError, as for a file."""
-    from dropq.filters import compile_filter
-
-    with suppress(Unavailable):  # who adds a selector need not be who routes
-        compile_filter(filter)
 
 
 @selector.command("ls", cls=Command)
@@ -152,11 +146,8 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     queue = shell.queue(name)
     tokens = [one.token for one in queue.selectors() if one.name == selector and one.token]
     moved = sum(len(spent(queue.layout, token)) for token in tokens)
-    try:
+    with unavailable_for_now():
         done = queue.remove_selector(selector)
-    except Unavailable as error:
-        output.complain(error)
-        return TRY_LATER
     shell.line({"queue": queue.name, "name": selector, "unsettled": moved, "returned": done}, ("name", "unsettled"))
     if not done:
         output.note(

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dropq.errors import Unavailable
+from dropq.storage.failures import error_context
 
 from . import output
 from .look import body_of
 from .output import IO_ERROR, NEGATIVE, OK, TRY_LATER, Record
-from .shell import DelayedInterrupt, Shell, despite_closed_stdout, handling, how_many, stdin
+from .shell import Shell, delayed_interrupt, despite_closed_stdout, handling, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent
@@ -84,12 +85,15 @@ class Sending:
                 pass
 
     def _sent_lines(self, file: BufferedReader) -> Iterator[bytes]:
-        """Send each line of a file; yield it after that."""
+        """Send each line of a file, as many at a time as `send_many` makes durable together; yield it after that."""
+        from dropq.queue.sender import BATCH
+
         chunks = _chunks(file)
         for chunk in chunks:
             self._lines_read += len(chunk)
             try:
-                for batch in _batches(chunk):
+                for start in range(0, len(chunk), BATCH):
+                    batch = chunk[start : start + BATCH]
                     self._send_batch(batch)
                     yield from batch
             except Exception:
@@ -105,7 +109,7 @@ class Sending:
 
     def _print_ids(self) -> None:
         """Print the ids of what was sent since the last time; Ctrl-C waits for that."""
-        with DelayedInterrupt() as interrupt:
+        with delayed_interrupt() as interrupted:
             while self._sent:
                 sent = self._sent[0]
                 if sent.accepted or self._shell.json:  # a bare id means that the message is in target/
@@ -119,7 +123,7 @@ class Sending:
                     letters = self._shell.root.context.config.dead_letter_queue
                     self._letters += sent.accepted and sent.delivered_to == letters != self._queue.name
                 del self._sent[0]
-        if interrupt.came:
+        if interrupted:
             raise KeyboardInterrupt
 
     def _print(self, sent: Sent) -> None:
@@ -263,8 +267,6 @@ def _bytes_left(file: BufferedReader) -> int | None:
 
 
 def _opened(path: str) -> BufferedReader:
-    from dropq.storage.failures import error_context
-
     with error_context("no line of it was sent"):
         return open(path, "rb")
 
@@ -280,11 +282,3 @@ def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
             begun = others[-1:]
     if any(begun):
         yield [b"".join(begun)]
-
-
-def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield lines, as many at a time as `send_many` makes durable together."""
-    from dropq.queue.sender import BATCH
-
-    for start in range(0, len(lines), BATCH):
-        yield lines[start : start + BATCH]

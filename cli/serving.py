@@ -1,16 +1,20 @@
-"""Commands that serve queues until they are stopped: routes and selectors, and programs of another protocol."""
+"""Commands that serve queues until they are stopped: routes and selectors, clients of PZQ, and browsers."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, TypedDict, Unpack
 
 import typer
 
 from dropq.errors import Unavailable
 
 from . import output
-from .options import QueueName, QueueOrRoot, duration, lease_seconds, option
+from .options import QueueName, QueueOrRoot, duration, lease_seconds, option, with_options
 from .output import NEGATIVE, OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -38,29 +42,45 @@ def _ack_seconds(text: str) -> float:
     return seconds
 
 
+@contextmanager
+def _needing(command: str, extra: str, *packages: str) -> Iterator[None]:
+    """Raise Unavailable where the block imports from a package of an extra that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in packages:
+            raise
+        raise Unavailable(f"{command} needs the extra {extra}: pip install 'dropq[{extra}]'") from error
+
+
+class TermOptions(TypedDict):
+    """The options of `serve`, as `Terms` has them."""
+
+    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect."), "tcp://127.0.0.1:11131"]
+    send: Annotated[str, option("--send ADDRESS", "Where consumers connect."), "tcp://127.0.0.1:11132"]
+    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect."), "tcp://127.0.0.1:11133"]
+    ack_timeout: Annotated[
+        float | None,
+        duration(
+            "--ack-timeout", "How long a message is a consumer's; else the queue's lease_period, else 5s.", _ack_seconds
+        ),
+    ]
+    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1), 100]
+    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1), 10]
+    max_size: Annotated[
+        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes), "64M"
+    ]
+    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")]
+    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header."), False]
+    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines."), False]
+
+
+@with_options(TermOptions)
 def serve(
     ctx: typer.Context,
     name: QueueName,
     zmq: Annotated[bool, option("--zmq", "Serve clients of PZQ, over ZeroMQ.")] = False,
-    receive: Annotated[str, option("--receive ADDRESS", "Where producers connect.")] = "tcp://127.0.0.1:11131",
-    send: Annotated[str, option("--send ADDRESS", "Where consumers connect.")] = "tcp://127.0.0.1:11132",
-    monitor: Annotated[str, option("--monitor ADDRESS", "Where monitors connect.")] = "tcp://127.0.0.1:11133",
-    ack_timeout: Annotated[
-        float | None,
-        duration(
-            "--ack-timeout",
-            parser=_ack_seconds,
-            help="How long a message is a consumer's; else the queue's lease_period, else 5s.",
-        ),
-    ] = None,
-    in_flight: Annotated[int, option("--in-flight N", "How many messages may be at consumers at once.", min=1)] = 100,
-    hwm: Annotated[int, option("--hwm N", "How many messages may wait for each consumer.", min=1)] = 10,
-    max_size: Annotated[
-        int, option("--max-size BYTES", "The most bytes of a message; K, M and G may follow.", parser=_bytes)
-    ] = "64M",  # type: ignore[assignment] # typer parses it
-    keys: Annotated[str | None, option("--keys DIR", "Let in only those whose keys are here (CURVE).")] = None,
-    headers: Annotated[bool, option("--headers", "Pass on priority, properties and others as a JSON header.")] = False,
-    insecure: Annotated[bool, option("--insecure", "Let everybody in, also from other machines.")] = False,
+    **terms: Unpack[TermOptions],
 ) -> int:
     """Serve a queue to clients of PZQ, over ZeroMQ.
 
@@ -74,34 +94,18 @@ def serve(
     """
     if not zmq:
         raise UsageError("give --zmq, the protocol to serve")
-    try:
+    with _needing("serve --zmq", "zmq", "zmq", "nacl"):
         from dropq.zmq.server import Server, Terms
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in ("zmq", "nacl"):
-            raise
-        raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
     from dropq.worker.loop import Stop, stop_on_signals
 
     shell = Shell(ctx)
-    terms = Terms(
-        receive=receive,
-        send=send,
-        monitor=monitor,
-        ack_timeout=ack_timeout,
-        in_flight=in_flight,
-        hwm=hwm,
-        max_size=max_size,
-        keys=keys,
-        headers=headers,
-        insecure=insecure,
-    )
     queue = shell.queue(name)
     shell.warn_of_topic(queue)
-    server = Server(queue, terms)
-    if insecure:
+    server = Server(queue, Terms(**terms))
+    if terms["insecure"]:
         output.note("warning: everybody who reaches these sockets may take and send messages (--insecure)")
     with despite_closed_stdout(), stop_on_signals(Stop()) as stop, server.opened() as bound:
-        if keys is not None:
+        if terms["keys"] is not None:
             signal.signal(signal.SIGHUP, lambda *_: server.reread_keys())
         shell.line({"queue": queue.name, **bound}, ("queue", "receive", "send", "monitor"))
         output.flush()
@@ -157,3 +161,47 @@ def route(
             selected = sum(took.selectors.total() for took in taken.values())
             output.note(f"routed={routed} selected={selected} distributed={served.distributed}")
     return NEGATIVE if served.has_unusable else OK
+
+
+def web(
+    ctx: typer.Context,
+    listen: Annotated[
+        str, option("--listen ADDRESS", "Where it listens: a loopback HOST:PORT, or unix:PATH.")
+    ] = "127.0.0.1:8077",
+    writable: Annotated[bool, option("--writable", "Let people requeue, purge, pause and resume.")] = False,
+    no_bodies: Annotated[bool, option("--no-bodies", "Show no bodies, and let nobody save or filter by them.")] = False,
+    proxy_user: Annotated[
+        str | None,
+        option("--proxy-user HEADER", "A proxy logs people in, and names them in HEADER; needs --listen unix:PATH."),
+    ] = None,
+) -> int:
+    """Show the queues as pages for a browser.
+
+    It prints the link to open. Whoever has the link sees what this user sees. The link ends with this process. On
+    another machine, `ssh -L 8077:127.0.0.1:8077 HOST` makes it work there. The command runs until a SIGTERM, SIGHUP or
+    Ctrl-C.
+    """
+    with _needing("web", "web", "werkzeug", "waitress", "jinja2", "markupsafe"):
+        from dropq.web import application
+        from dropq.web.server import bound
+        from dropq.web.server import serve as serve_page
+    if proxy_user is not None and not re.fullmatch("[A-Za-z0-9-]+", proxy_user):
+        raise UsageError("--proxy-user takes the name of a header: letters, digits and hyphens, such as X-User")
+    shell = Shell(ctx)
+    shell.check_root()
+    try:
+        listener = bound(listen, for_proxy=proxy_user is not None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--listen'") from None
+    page = application(shell.root, writable=writable, bodies=not no_bodies, user_header=proxy_user or "")
+
+    def ready() -> None:
+        if isinstance(at := listener.getsockname(), str):
+            record = {"socket": os.path.abspath(at), "path": page.link}
+            shell.line(record, ("socket", "path"))
+        else:
+            host = f"[{at[0]}]" if ":" in at[0] else at[0]
+            shell.line({"url": f"http://{host}:{at[1]}{page.link}"}, ("url",))
+        output.flush()
+
+    serve_page(page, listener, ready)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from dropq.config.load import check_file, explain_queue, toml_text
 from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ROUTES_FILE
@@ -34,16 +35,13 @@ if TYPE_CHECKING:
 #: The columns of `doctor`.
 DIAGNOSIS = ("level", "check", "kind", "path", "found", "means", "advice")
 
-_DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
-
-_SHARED = "Use the layout of DropboxMQ 1.2: the default where a DropboxMQ shares the root."
-_FLAT = "Use the layout of dropq alone."
-
 
 def init(
     ctx: typer.Context,
     directory: Annotated[str | None, argument("DIR", "The directory; made when missing.")] = None,
-    dropboxmq: Annotated[bool, option("--dropboxmq", _DROPBOXMQ)] = False,
+    dropboxmq: Annotated[
+        bool, option("--dropboxmq", "Use the layout of DropboxMQ 1.2, so that it can share the root.")
+    ] = False,
 ) -> None:
     """Make a directory a root of queues; safe to repeat.
 
@@ -65,8 +63,10 @@ def create(
     ctx: typer.Context,
     name: QueueName,
     settings: Settings = None,
-    dropboxmq: Annotated[bool, option("--dropboxmq", _SHARED)] = False,
-    flat: Annotated[bool, option("--flat", _FLAT)] = False,
+    dropboxmq: Annotated[
+        bool, option("--dropboxmq", "Use the layout of DropboxMQ 1.2: the default where a DropboxMQ shares the root.")
+    ] = False,
+    flat: Annotated[bool, option("--flat", "Use the layout of dropq alone.")] = False,
 ) -> None:
     """Make a queue; prints its path.
 
@@ -199,8 +199,6 @@ def config_show(
     ctx: typer.Context, name: QueueName, key: Annotated[str | None, argument("KEY", "Only this key.")] = None
 ) -> None:
     """Print the settings that are in force for a queue, and the file that each comes from."""
-    from dropq.config.load import explain_queue
-
     shell = Shell(ctx)
     queue, root = shell.queue(name), shell.root
     settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout)
@@ -262,7 +260,6 @@ def config_import(
     left out, and why. When one of the queues cannot be made, it makes none.
     """
     from dropq.config.amps import read_queues
-    from dropq.config.load import toml_text
     from dropq.upkeep.queues import refuse_taken
 
     shell = Shell(ctx)
@@ -307,7 +304,6 @@ def _made(root: Root, wanted: Sequence[AmpsQueue]) -> list[Queue]:
 
 def _check_of(file: str) -> Callable[[str], list[str]]:
     """Return what checks a file, by its name and its folder's."""
-    from dropq.config.load import check_file
     from dropq.diagnosis import selector_checks
     from dropq.policies import routes
 

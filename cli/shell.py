@@ -5,6 +5,7 @@ Every command makes one `Shell`, from the options before and after its name.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -14,14 +15,13 @@ from dataclasses import asdict, dataclass
 from errno import EBADF
 from functools import cached_property
 from io import BufferedReader
-from itertools import chain
+from itertools import chain, islice
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
-from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError, Unavailable
 from dropq.format.claims import split_receipt
 from dropq.format.layout import RootLayout
 from dropq.format.names import is_temporary
@@ -113,10 +113,9 @@ class Shell:
     @property
     def doubt(self) -> str:
         """The doubt that this is a root, for a message; empty if it has a dropq.toml."""
-        path = self.root.layout.path
-        known = os.path.lexists(self.root.layout.config_file)
-        if known:
+        if os.path.lexists(self.root.layout.config_file):
             return ""
+        path = self.root.layout.path
         near = root_above(path) or _root_in(path)
         hint = f" Did you mean --root {quote(near)}?" if near else ""
         return f", and no dropq.toml: is it the right folder, is it mounted?{hint}"
@@ -183,8 +182,23 @@ class Shell:
         spare: Sequence[str] = (),
         header: bool = False,
     ) -> None:
-        """Print records: as a table on a terminal, else a line each; the arguments are as for `output.show`."""
-        output.show(records, columns, as_json=self.json, table=table or columns, spare=spare, header=header)
+        """Print records: as a table on a terminal, else a line each, as they come.
+
+        Args:
+            table: the columns of the table, if other than those of lines.
+            spare: columns that a narrow terminal leaves out, the least important first.
+            header: begin lines with the names of their columns; a table has them in any case, and JSON in each line.
+        """
+        if self.on_terminal:
+            first = list(islice(records, output.TABLE_LIMIT + 1))
+            if len(first) <= output.TABLE_LIMIT:
+                output.show_table(first, table or columns, spare)
+                return
+            records = chain(first, records)
+        if header and columns and not self.json:
+            output.put("\t".join(columns))
+        for record in records:
+            output.put(output.line(record, columns, as_json=self.json))
 
     @property
     def on_terminal(self) -> bool:
@@ -239,11 +253,9 @@ class Shell:
     def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done", *, doing: str = "") -> int:
         """Do something to each item, also after others failed; return the exit code.
 
-        A single item that fails has the exit code of its error; of several items, 1 says that some failed.
-
-        Args:
-            done: the participle of what is done, for the report after Ctrl-C.
-            doing: the title of a progress bar; without a title there is no bar.
+        A single item that fails has the exit code of its error; of several items, 1 says that some failed. After Ctrl-C
+        it reports how many are `done`, a participle. `doing` is the title of a progress bar, without which there is no
+        bar.
         """
         total = len(items) if isinstance(items, Sized) else None
         codes: list[int] = []
@@ -256,14 +268,10 @@ class Shell:
         return output.verdict(codes)
 
     def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None, *, state: str) -> int:
-        """Print what became of each message, and the sum on stderr; return the exit code.
+        """Print what became of each message, and the sum, such as `moved=12 failed=0`, on stderr; return the exit code.
 
-        Ctrl-C ends it after the current message, so that the sum is true.
-
-        Args:
-            outcomes: what a bulk verb yields; it acts as it yields.
-            done: the verb's participle, for the sum: `moved=12 failed=0`.
-            state: where the remaining messages stay after Ctrl-C.
+        A bulk verb acts as it yields outcomes. Ctrl-C ends it after the current message, so that the sum is true; the
+        rest stays in `state`.
         """
         count = {True: 0, False: 0}
 
@@ -272,16 +280,16 @@ class Shell:
                 count[outcome.ok] += 1
                 if not (self.quiet and outcome.ok):
                     yield asdict(outcome)
-                if interrupt.came:
+                if interrupted:
                     return
 
-        with DelayedInterrupt() as interrupt:
+        with delayed_interrupt() as interrupted:
             try:
                 with suppress(KeyboardInterrupt), despite_closed_stdout():
                     self.show(records(), ("id", "ok", "detail"))
             finally:  # whatever ends it, this is done
                 output.note(f"{done}={count[True]} failed={count[False]}")
-        if interrupt.came:
+        if interrupted:
             raise KeyboardInterrupt(f"{how_many(count[True], total, done)}, the rest stays in {state}/")
         return NEGATIVE if count[False] else OK
 
@@ -311,14 +319,14 @@ def telling_where(shell: Shell, queue: Queue, act: Callable[[str], object]) -> C
 
     This looks through all queues of the root, so it does so for the first of many errors only.
     """
-    looks = iter(range(SEARCHES))
+    searches = iter(range(SEARCHES))
 
     def acting(named: str) -> None:
         try:
             act(named)
         except (LeaseLost, NoSuchMessage) as error:
             id = queue.context.sidecars.file(split_receipt(named)[0]).name.id
-            if named and next(looks, None) is not None and (where := shell.where(queue, id)):
+            if named and next(searches, None) is not None and (where := shell.where(queue, id)):
                 error.add_note(where)
             raise
 
@@ -352,32 +360,6 @@ def reporting_errors(codes: list[int]) -> Iterator[None]:
         codes.append(OK)
 
 
-class DelayedInterrupt:
-    """Delays Ctrl-C to the end of its block, which asks whether it `came`. A second Ctrl-C is not delayed.
-
-    Where the parent had the command ignore Ctrl-C, as a script does with `&`, it stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def __enter__(self) -> DelayedInterrupt:
-        self._before = signal.getsignal(signal.SIGINT)
-        self._takes_over = self._before not in (signal.SIG_IGN, None)
-        if self._takes_over:
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._takes_over:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.came:
-            signal.default_int_handler(number, frame)
-        self.came = True
-
-
 @contextmanager
 def handling(numbers: Iterable[int], handler: Callable[[int, Callable[[], None]], None]) -> Iterator[None]:
     """Call a handler for signals in the block, with their number and a function that restores the handlers before it.
@@ -397,6 +379,30 @@ def handling(numbers: Iterable[int], handler: Callable[[int, Callable[[], None]]
         yield
     finally:
         restore()
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[list[int]]:
+    """Delay Ctrl-C to the end of the block; yield a list that is not empty once one came. A second is not delayed."""
+    came: list[int] = []
+
+    def note(number: int, restore: Callable[[], None]) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    with handling((signal.SIGINT,), note):
+        yield came
+
+
+@contextmanager
+def unavailable_for_now() -> Iterator[None]:
+    """Report the error Unavailable of the block, and exit with 75: the same command may do better later."""
+    try:
+        yield
+    except Unavailable as error:
+        output.complain(error)
+        raise typer.Exit(output.TRY_LATER) from error
 
 
 @contextmanager
@@ -457,7 +463,6 @@ def _is_own_root(folder: str) -> bool:
 
 def _log_to_stderr() -> None:
     """Print the library's warnings on stderr, as all notes."""
-    import logging
 
     class Talk(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -127,16 +127,12 @@ class Table:
         """The heading, as text."""
         return "\n".join(line.plain for line in self._heading())
 
-    def lines(self) -> list[str]:
-        """Return the table with its heading, as the terminal takes it."""
+    def lines(self, *, heading: bool = True) -> list[str]:
+        """Return the table, with its heading or without, as the terminal takes it."""
         with self._console.capture() as captured:
-            self.print()
+            for line in (*(self._heading() if heading else ()), *self._rows()):
+                self._console.print(line, soft_wrap=True)
         return captured.get().splitlines()
-
-    def print(self, *, heading: bool = True) -> None:
-        """Print the table, with its heading or without."""
-        for line in (*(self._heading() if heading else ()), *self._rows()):
-            self._console.print(line, soft_wrap=True)
 
     def _heading(self) -> Iterator[Text]:
         height = max((len(column.heading) for column in self._shown), default=0)

@@ -5,25 +5,24 @@ A topic and a subscription are queues: every other command takes their addresses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from itertools import starmap
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from dropq.errors import Unavailable
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import NO_LOCAL
 from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output
-from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_headers
-from .output import OK, TRY_LATER, Record, unescape
+from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_options
+from .output import OK, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, in_states
+from .shell import Shell, in_states, unavailable_for_now
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -52,7 +51,7 @@ def create(ctx: typer.Context, name: TopicName, settings: Settings = None) -> No
 
 
 @topic.command("publish", cls=Command)
-@with_headers()
+@with_options(Headers)
 def publish(
     ctx: typer.Context,
     name: TopicName,
@@ -124,7 +123,7 @@ def subscribe(
     differs = "; ".join(f"{name} is there already, {_difference(name, address)}" for name in gone)
     why = f"{differs}. Subscribing again removes it with its messages, and makes a new one."
     has_messages = _confirm(shell, gone, why, yes=yes)
-    with _in_use():
+    with unavailable_for_now():  # somebody uses what it replaces
         made = topic._made(wanted, filter, recovery_point, durable=True, force=has_messages)
     shell.line({"queue": made.name, "path": made.layout.home}, ("queue",))
 
@@ -150,10 +149,10 @@ def unsubscribe(
     if dry_run:
         return _report_removal(shell, gone)
     has_messages = _confirm(shell, gone, yes=yes)
-    with _in_use():
+    with unavailable_for_now():  # somebody uses it
         topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
-    for line in _lines(gone):
-        output.note(f"subscription {line} is removed")
+    for each in gone.items():
+        output.note(f"subscription {_described(*each)} is removed")
 
 
 def _client(given: str | None) -> str:
@@ -168,25 +167,25 @@ def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
     return {queue.name: contents(queue.context) for queue in queues}
 
 
-def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:
-    return [f"{name} ({in_states(counts)})" for name, counts in gone.items()]
+def _described(name: str, counts: Mapping[str, int]) -> str:
+    return f"{name} ({in_states(counts)})"
 
 
 def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "", *, yes: bool) -> bool:
     """Ask before subscriptions are removed that have messages, and say why; return whether any has."""
     has_messages = any(any(counts.values()) for counts in gone.values())
     if has_messages:
-        question = f"Remove subscription {' and '.join(_lines(gone))}?"
-        shell.confirm(f"{why} {question}" if why else question, yes=yes)
+        question = f"{why} Remove subscription {' and '.join(starmap(_described, gone.items()))}?"
+        shell.confirm(question.lstrip(), yes=yes)
     return has_messages
 
 
 def _report_removal(shell: Shell, gone: Mapping[str, Mapping[str, int]], wanted: str = "") -> None:
     """Report which subscriptions would be removed; the subscription at the address `wanted` would replace them."""
-    for (name, counts), line in zip(gone.items(), _lines(gone), strict=True):
+    for name, counts in gone.items():
         shell.line({"queue": name, **counts}, ("queue",))
         why = f", as it is there {_difference(name, wanted)}" if wanted else ""
-        output.note(f"would be removed: {line}{why}")
+        output.note(f"would be removed: {_described(name, counts)}{why}")
 
 
 def _difference(found: str, wanted: str) -> str:
@@ -196,16 +195,6 @@ def _difference(found: str, wanted: str) -> str:
     if found.partition("/")[0] != wanted.partition("/")[0]:
         return "in another topic"
     return "without --no-local" if wanted.endswith(NO_LOCAL) else "with --no-local"
-
-
-@contextmanager
-def _in_use() -> Iterator[None]:
-    """Exit with 75 where a subscription cannot be removed, because somebody uses it."""
-    try:
-        yield
-    except Unavailable as error:
-        output.complain(error)
-        raise typer.Exit(TRY_LATER) from error
 
 
 @topic.command("ls", cls=Command)

@@ -7,11 +7,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import format_duration
 from dropq.format.layout import DEAD_LETTER, WITH_REASON
+from dropq.lifecycle.decision import count_of
 from dropq.worker.reporter import WORDS, Handled, Reporter
 
 from . import output
@@ -64,9 +64,7 @@ class WorkReporter(Reporter):
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -99,8 +97,8 @@ class WorkReporter(Reporter):
     def stopping(self, running: int) -> None:
         """Show what a stop waits for, and what a second one would do."""
         if running and not self._quiet:
-            messages, them = ("1 message", "it") if running == 1 else (f"{running} messages", "them")
-            output.note(f"finishing {messages}; a second Ctrl-C or SIGTERM gives {them} back")
+            them = "it" if running == 1 else "them"
+            output.note(f"finishing {count_of(running)}; a second Ctrl-C or SIGTERM gives {them} back")
 
     def sum_up(self) -> None:
         """Show how many messages became what; nothing where nobody looks and nothing was done, as under cron."""

@@ -27,7 +27,7 @@ from .options import (
     lease_period,
     option,
     properties_of,
-    with_headers,
+    with_options,
 )
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
@@ -44,7 +44,9 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
-@with_headers("properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type.")
+@with_options(
+    Headers, "properties", "type", properties="With --to, a property of what is sent.", type="With --to, its type."
+)
 def work(
     ctx: typer.Context,
     line: Annotated[list[str], argument("QUEUE... -- CMD...", "The queues, and the command to run for each message.")],
@@ -118,16 +120,14 @@ def work(
         shell.warn_of_topic(queue)
     with ExitStack() as stack:
         stack.enter_context(despite_closed_stdout())
-        kind: type[Command | RecordCommand | BundleCommand] = (
-            RecordCommand if each else BundleCommand if records else Command
-        )
-        handler: Runner = (
-            SendingCommand(command, outs, timeout=timeout, lines=lines, sends_empty=send_empty)
-            if outs
-            else kind(command, timeout=timeout)
-        )
-        stack.enter_context(handler)
         by: By = "record" if each else "bundle" if records else "message"
+        handler: Runner
+        if outs:
+            handler = SendingCommand(command, outs, timeout=timeout, lines=lines, sends_empty=send_empty)
+        else:
+            kinds = {"record": RecordCommand, "bundle": BundleCommand, "message": Command}
+            handler = kinds[by](command, timeout=timeout)
+        stack.enter_context(handler)
         stop = stack.enter_context(stop_on_signals(Stop()))
         destinations = {queue.name: _destinations(queue, outs, stop, client_id) for queue in queues if outs}
         subscriptions = [
@@ -232,10 +232,8 @@ def _report_unmatched(queue: Queue, filter: str | None) -> None:
 def _left(report: WorkReport) -> str:
     """Write how many messages were given back, and until when they wait."""
     due = [one.due for one in report.left if one.due is not None]
-    what = "1 given back waits" if len(report.left) == 1 else f"{len(report.left)} given back wait"
-    if not due:
-        return f"{what} in target/"
-    return f"{what} until {output.time_text(max(due))} at the latest"
+    where = f"until {output.time_text(max(due))} at the latest" if due else "in target/"
+    return f"{len(report.left)} given back {'waits' if len(report.left) == 1 else 'wait'} {where}"
 
 
 def wait(
@@ -260,17 +258,14 @@ def wait(
     queue = shell.queue(name)
     if id is not None:
         return _wait_for_one(shell, queue, output.unescape(id), timeout)
-    least = count or 0
-
-    def is_empty() -> bool:
-        return not any(_unsettled(queue, filter).values())
 
     def reached() -> bool:
         if not empty:
-            return _unsettled(queue, filter)["target"] >= least
-        return is_empty() and is_empty()  # RACE: a message that goes back while the folders are listed is met then
+            return _unsettled(queue, filter)["target"] >= (count or 0)
+        # RACE: a message that goes back while the folders are listed is met by the second list.
+        return not any(any(_unsettled(queue, filter).values()) for _ in range(2))
 
-    return OK if _until(reached, queue, timeout, filter) else _timed_out(queue, filter)
+    return OK if _until(reached, queue, timeout, filter) else TRY_LATER
 
 
 def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) -> int:
@@ -278,7 +273,7 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
     if state is None and queue.config.history:
         queue.find(id)  # it raises: the message is nowhere
     if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
-        return _timed_out(queue)
+        return TRY_LATER
     ended = _state(queue, id) or "processed"
     shell.line({"id": id, "state": ended}, ("state",))
     return OK if ended == "processed" else NEGATIVE
@@ -307,24 +302,20 @@ def _unsettled(queue: Queue, filter: str | None) -> dict[str, int]:
     return {state: counts[state] for state in UNSETTLED}
 
 
-def _timed_out(queue: Queue, filter: str | None = None) -> int:
-    output.note(f"timed out: {_remaining(queue, filter)}")
-    return TRY_LATER
-
-
 def _remaining(queue: Queue, filter: str | None) -> str:
     counts = ", ".join(f"{count} in {state}" for state, count in _unsettled(queue, filter).items())
     return f"queue {queue.name} has {counts}" + (" that match" if filter is not None else "")
 
 
 def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None, filter: str | None = None) -> bool:
-    """Wait until a condition holds; return False when the time is up first."""
+    """Wait until a condition holds; if the time is up first, report what remains, and return False."""
     end = time.monotonic() + (inf if timeout is None else timeout)
     pause = FIRST_PAUSE
     try:
         while not reached():
             left = end - time.monotonic()
             if left <= 0:
+                output.note(f"timed out: {_remaining(queue, filter)}")
                 return False
             time.sleep(min(pause, left))
             pause = min(pause * 2, LONGEST_PAUSE)

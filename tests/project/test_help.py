@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 from dropq import Root
-from dropq.cli import log, look
+from dropq.cli import log, look, screen
 from dropq.cli import main as cli
 from dropq.cli.examples import EXAMPLES
 from dropq.events.log import ACTS, OUTCOMES
@@ -103,7 +103,7 @@ SAYS = [
     ("expire", "all three by default. One of target, delayed, processing."),
     ("log", f"may be repeated: {', '.join((*OUTCOMES, *ACTS))}."),
     ("log", f"Lines have {', '.join(log.COLUMNS)}."),
-    ("top", f"Lines have {', '.join(look.QUEUE_COLUMNS)}."),
+    ("top", f"Lines have {', '.join(screen.COLUMNS)}."),
     ("browse", f"Lines have {', '.join(look.COLUMNS)};"),
     ("browse", f"with --explain {', '.join(look.WHY)}."),
     ("", "a line that loads it into ~/.bashrc or ~/.zshrc"),
