@@ -14,7 +14,6 @@ import os
 import resource
 import selectors
 import socket as sockets
-import stat
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.errors import Unavailable
+from dropq.storage.files import remove_dead_socket
 from dropq.zmq import wire
 from dropq.zmq.curve import Broken, Curve
 from dropq.zmq.zmtp import CHUNK, ID, REST, Conversation, Got
@@ -51,12 +51,12 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Peer:
     """A connection, with the public key by which it was let in; b"" without CURVE."""
 
-    def __init__(self, socket: Socket, connection: sockets.socket, address: str, curve: Curve | None) -> None:
+    def __init__(self, socket: Socket, connection: sockets.socket, address: str) -> None:
         self.socket = socket
         self.connection = connection
         self.address = address
-        self.curve = curve
-        self.talk = Conversation(socket.type, most=socket.most, frames=wire.MOST_FRAMES + 3, curve=curve)
+        self.curve = socket.curve and socket.curve()
+        self.talk = Conversation(socket.type, most=socket.most, frames=wire.MOST_FRAMES + 3, curve=self.curve)
         self.got: Got | None = None
         self.out = deque[bytes | memoryview]()
         self.unsent = self.written = 0  # bytes of these, and of all that were sent before
@@ -92,22 +92,21 @@ class Peer:
 
 
 class Socket:
-    """One of the sockets receive, send and monitor, with at most `peers` connections.
+    """One of the sockets receive, send and monitor.
 
-    At most `hwm` messages wait here for each consumer; `curve` makes the server's side of a handshake, and None lets in
-    everybody.
+    A body has at most `most` bytes; at most `hwm` messages wait here for each consumer; `curve` makes the server's side
+    of a handshake, and None lets in everybody.
     """
 
-    def __init__(
-        self, network: Network, name: str, *, most: int, hwm: int, peers: int, curve: Callable[[], Curve] | None
-    ) -> None:
+    def __init__(self, network: Network, name: str, *, most: int, hwm: int, curve: Callable[[], Curve] | None) -> None:
         self.network = network
         self.name = name
         self.type = b"DEALER" if name == "send" else b"ROUTER"
         self.most = most + ID  # what a message says of itself has room beside its body
         self.hwm = hwm
-        self.most_peers = peers
         self.curve = curve
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most_peers = max((limit - max(limit // SHARE, KEPT)) // 3, 1)
         self.peers = dict[Peer, None]()
         self.named = dict[tuple[bytes, bytes], Peer]()
         self.ready = deque[Peer]()  # have a message for us
@@ -148,9 +147,7 @@ class Network:
 
     def make(self, name: str, *, most: int, hwm: int, curve: Callable[[], Curve] | None = None) -> Socket:
         """Return a socket that is not bound yet; the arguments are those of `Socket`."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        peers = max((limit - max(limit // SHARE, KEPT)) // 3, 1)
-        made = Socket(self, name, most=most, hwm=hwm, peers=peers, curve=curve)
+        made = Socket(self, name, most=most, hwm=hwm, curve=curve)
         self._sockets.append(made)
         return made
 
@@ -381,7 +378,7 @@ class Network:
             if hasattr(sockets, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, idle)
                 connection.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, 1000 * (idle + interval * tries))
-        peer = Peer(socket, connection, where, socket.curve and socket.curve())
+        peer = Peer(socket, connection, where)
         socket.peers[peer] = None
         self._new[peer] = time.monotonic() + HANDSHAKE
         self._say(peer)
@@ -626,17 +623,9 @@ def _tcp(where: str) -> sockets.socket:
 
 def _local(path: str) -> sockets.socket:
     """Return a socket that is bound to a path; what a dead server left there is removed."""
+    is_abstract = path.startswith("@")
+    if not is_abstract:
+        remove_dead_socket(path)
     listener = sockets.socket(sockets.AF_UNIX)
-    if path.startswith("@"):
-        listener.bind("\0" + path[1:])
-        return listener
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise Unavailable(f"ipc://{path} cannot be bound: {path} is there, and is no socket")
-        with sockets.socket(sockets.AF_UNIX) as probe:
-            probe.setblocking(False)  # it may be there, and accept nobody
-            if probe.connect_ex(path) != errno.ECONNREFUSED:
-                raise Unavailable(f"ipc://{path} cannot be bound: another server uses it")
-        os.unlink(path)
-    listener.bind(path)
+    listener.bind("\0" + path[1:] if is_abstract else path)
     return listener
