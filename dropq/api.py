@@ -1142,10 +1142,6 @@ class Topic:
         Raises:
             NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
         """
-        if timeout is None:
-            if self.queue._opened is None:
-                _ = self._publishing  # a queue that has the topic's name is refused
-            return self.queue.send(body, **fields)
         with self._patient(timeout):
             return self.queue.send(body, **fields)
 
@@ -1153,7 +1149,7 @@ class Topic:
     def _patient(self, timeout: Duration | None) -> Iterator[None]:
         """Let each publish of this thread wait for the end of a pause, or for a full receiver, for so long."""
         patience = self._publishing.patience
-        patience.seconds = None if timeout is None else parse_duration(timeout)
+        patience.seconds = _seconds(timeout)
         try:
             yield
         finally:
