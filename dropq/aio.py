@@ -138,16 +138,25 @@ class Queue:
         """Return a subscription, with the arguments of `dropq.Queue.subscribe`; `async with` opens and closes it."""
         return Subscription(self, partial(self.queue.subscribe, **options))
 
-    @_taking(dropq.api.Queue.subscribe)
-    async def messages(self, **options: Any) -> AsyncIterator[Message]:
+    async def messages(
+        self,
+        *,
+        client_id: str | None = None,
+        filter: str | None = None,
+        max_backlog: int | None = 1,
+        lease_period: Duration | None = None,
+    ) -> AsyncIterator[Message]:
         """Yield messages as they come, for ever, on a subscription that ends with the loop; settle each.
 
-        It takes the arguments of `dropq.Queue.subscribe`.
+        Args:
+            client_id, filter, max_backlog, lease_period: as for `dropq.Queue.subscribe`.
 
         Raises:
             BacklogReached: the loop has not settled as many messages as it may hold; they go back.
         """
-        subscription = self.subscribe(**options)
+        subscription = self.subscribe(
+            client_id=client_id, filter=filter, max_backlog=max_backlog, lease_period=lease_period
+        )
         try:
             async for message in subscription:
                 yield message

@@ -72,7 +72,6 @@ class Root:
     """A directory that holds queues.
 
     Args:
-        path: the directory.
         clock: an object whose `now_ms()` returns milliseconds since 1970 UTC; None takes the file server's clock.
 
     Raises:
@@ -97,7 +96,6 @@ class Root:
         Args:
             path: the directory; it is created if it is missing.
             dropboxmq: also make what a running DropboxMQ 1.2 needs to share the root.
-            clock: as for the constructor.
 
         Raises:
             StorageError: the root cannot be made.
@@ -125,10 +123,7 @@ class Root:
         return [Queue(self, name) for name in queue_names(self.context)]
 
     def topic(self, name: str, *, client_id: str | None = None) -> Topic:
-        """Return the topic of a name; its first use opens it, and raises NoSuchQueue if it is not there.
-
-        Args, Raises: as of `Topic`.
-        """
+        """Return a `Topic`; its first use opens it, and raises NoSuchQueue if it is not there."""
         return Topic(self, name, client_id=client_id)
 
     def create_topic(self, name: str, **options: Any) -> Topic:
@@ -154,7 +149,6 @@ class Root:
         """Create a queue; it appears complete, by one rename.
 
         Args:
-            name: the queue's name.
             dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`; None does so where a DropboxMQ
                 shares the root.
             selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
@@ -200,10 +194,7 @@ class Root:
         jobs_older_than: Duration | None = None,
         ephemeral_older_than: Duration | None = None,
     ) -> SweepReport:
-        """Sweep every queue, then remove the metadata files that no name refers to any more.
-
-        Args:
-            foreign_older_than, unleased_older_than, jobs_older_than, ephemeral_older_than: as for `Queue.sweep`.
+        """Do `Queue.sweep` for every queue, then remove the metadata files that no name refers to any more.
 
         Raises:
             ConfigError, StorageError: the error of the first queue that cannot be swept; the others were swept.
@@ -250,10 +241,7 @@ class Root:
         max_error: int | None = 0,
         still: Duration | None = None,
     ) -> list[Health]:
-        """Report whether each queue is well, and why not, ordered by name; report queues that cannot be opened, too.
-
-        Args:
-            max_age, max_count, max_error, still: as for `Queue.health`.
+        """Report what `Queue.health` says of each queue, ordered by name, also of those that cannot be opened.
 
         Raises:
             StorageError: the root cannot be listed.
@@ -503,7 +491,6 @@ class Queue(Sender):
     def _request(
         self, send: Send, timeout: Duration | None, fields: Mapping[str, Any], ending: Ending | None = None
     ) -> Message | None:
-        """Do what `request` does, but send by `send`; `ending` ends the wait early."""
         from dropq.upkeep.requests import Requesters, request
 
         requesters = self._requesters
@@ -516,13 +503,7 @@ class Queue(Sender):
                 raise
             asked = sender._destination
         return request(
-            asked,
-            send,
-            _seconds(timeout),
-            fields,
-            requesters=requesters,
-            public=self.root.queue,
-            ending=ending,
+            asked, send, _seconds(timeout), fields, requesters=requesters, public=self.root.queue, ending=ending
         )
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -634,7 +615,6 @@ class Queue(Sender):
             return by_id.ack(self.context, id, own=self._own, subscribe=self._subscribe_to_ack, defer=defer)
 
     def _subscribe_to_ack(self) -> Subscription:
-        """Open what claims messages that wait, in order to acknowledge them."""
         return self.subscribe(client_id="ack")
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -666,14 +646,7 @@ class Queue(Sender):
         yield from explain(self.context, state, filter)
 
     def find(self, id: str, states: Iterable[str] = STATES) -> Message:
-        """Return a message by its id, its file name or its receipt; if several have it, the first in order of delivery.
-
-        Args:
-            id, states: as for `find_all`.
-
-        Raises:
-            NoSuchMessage: the message is in none of the states.
-        """
+        """Return the first of the messages that `find_all` returns; NoSuchMessage if there is none."""
         return self.find_all(id, states)[0]
 
     def find_all(self, id: str, states: Iterable[str] = STATES) -> list[Message]:
@@ -1147,7 +1120,7 @@ class Topic:
 
     @contextmanager
     def _patient(self, timeout: Duration | None) -> Iterator[None]:
-        """Let each publish of this thread wait for the end of a pause, or for a full receiver, for so long."""
+        """Let each publish of this thread wait for so long."""
         patience = self._publishing.patience
         patience.seconds = _seconds(timeout)
         try:
@@ -1214,15 +1187,7 @@ class Topic:
         no_local: bool = False,
         recovery_point: str | date | None = None,
     ) -> Queue:
-        """Make a durable subscription, as `subscribe` does, and receive nothing yet; return its queue.
-
-        Args:
-            name, client_id, filter, no_local, recovery_point: as for `subscribe`.
-
-        Raises:
-            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, StorageError, ValueError: as of
-                `subscribe`.
-        """
+        """Make a durable subscription, with the arguments and errors of `subscribe`; receive nothing, return its queue."""
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
@@ -1235,7 +1200,6 @@ class Topic:
         durable: bool,
         force: bool = False,
     ) -> Queue:
-        """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
         from dropq.upkeep.archived import checked
         from dropq.upkeep.recovery import recover_if_needed
