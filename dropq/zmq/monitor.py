@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from dropq.api import Queue
@@ -70,9 +71,8 @@ class Monitor:
         began = time.monotonic()
         try:
             counts = self._queue.counts()
-            folders = self._queue.layout
-            size = sum(_size(folders.folder(state)) for state in UNSETTLED)
-            self._counted = {**counts, "size": size, "paused": self._is_paused()}
+            size = sum(_size(self._queue.layout.folder(state)) for state in UNSETTLED)
+            self._counted = {**counts, "size": size, "paused": self._queue.paused}
         except DropqError as error:
             self._counted = error
         except OSError as error:
@@ -81,10 +81,6 @@ class Monitor:
         self._good_until = now + SHARE * (now - began)
         self._counting, self._is_new = False, True  # first: whoever is woken by this finds it done
         self._wake()
-
-    def _is_paused(self) -> bool:
-        locks = self._queue.layout.read_lock, self._queue.root.layout.read_lock
-        return any(map(reading.exists, locks))
 
     def _figures(self) -> dict[str, object]:
         counted = self._counted
@@ -121,8 +117,6 @@ def _size(folder: str) -> int:
     """Return the bytes of the files of a folder."""
     size = 0
     for entry in reading.entries(folder):
-        try:
+        with suppress(FileNotFoundError):  # RACE: it moved on
             size += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue  # RACE: it moved on
     return size

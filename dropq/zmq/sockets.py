@@ -1,9 +1,8 @@
 """The three sockets of a server, as ZeroMQ's peers see them, and everything that bounds what these peers take of us.
 
-libzmq's own sockets cannot be bounded in bytes, and clients can end the process by their assertions; docs/design.md
-says more. Invariant: a connection has at most `ALLOWANCE` bytes of memory here; what needs more of it comes from one
-pool for all, but for one message at a time, and where the pool is empty, connections are not read. Nothing is dropped:
-a peer that leaves unread what it was sent is not read either.
+docs/design.md says why they are not libzmq's. Invariant: a connection has at most `ALLOWANCE` bytes of memory here;
+what needs more of it comes from one pool for all, but for one message at a time, and where the pool is empty,
+connections are not read. Nothing is dropped: a peer that leaves unread what it was sent is not read either.
 """
 
 from __future__ import annotations
@@ -537,7 +536,7 @@ class Network:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def take(self, socket: Socket) -> tuple[Peer, Got] | None:
-        """Return a peer, and what it said; peers take turns."""
+        """Return a peer, and a message that it sent; None if none waits. Peers take turns."""
         with self.lock:
             while socket.ready:
                 peer = socket.ready.popleft()
@@ -561,7 +560,7 @@ class Network:
 
 
 def received(socket: Socket) -> tuple[Peer, Got] | None:
-    """Return a peer, and a message that it sent; None if none waits."""
+    """Do `take` on the network of a socket."""
     return socket.network.take(socket)
 
 
