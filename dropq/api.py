@@ -311,6 +311,10 @@ class Root:
 class Queue(Sender):
     """A queue of a root; its name is its folder's.
 
+    Verbs on many messages return what became of each. They act on the messages of a `state`; on those with one of the
+    `ids`, which may be file names and receipts, too, or on all if that is None; and only on those that match a
+    `filter`: InvalidFilter if it cannot be read. With `dry_run` they change nothing, and return what would be done.
+
     Raises:
         InvalidName: the name cannot be the name of a queue.
     """
@@ -620,11 +624,10 @@ class Queue(Sender):
     # -- looking ---------------------------------------------------------------------------------------------
 
     def browse(self, state: str = "target", filter: str | None = None) -> Iterator[Message]:
-        """Yield the messages of a state in order of delivery; change nothing.
+        """Yield the messages of a state that match a filter, in order of delivery; change nothing.
 
         Args:
             state: target, delayed, processing, processed, error, expired or working.
-            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -632,11 +635,10 @@ class Queue(Sender):
         yield from browsing.browse(self.context, state, filter)
 
     def explain(self, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
-        """Explain for each message that is not settled why it still waits, or who holds it.
+        """Explain for each message that is not settled, and matches a filter, why it still waits, or who holds it.
 
         Args:
             state: target, delayed or processing; None for all three.
-            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -777,14 +779,12 @@ class Queue(Sender):
         to_origin: bool = False,
         whole: bool = False,
     ) -> list[Outcome]:
-        """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
+        """Move messages back into target/ as new ones, without counts and expirations.
 
         Args:
-            ids: which messages; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
                 letters that go to their origin may lie in target and delayed, too. None is error, and target with
                 `to_origin`.
-            filter: only messages that match it.
             to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
                 there stays.
             whole: put the parts of each bundle that lie in the state together as one new message of its id, in the
@@ -809,17 +809,14 @@ class Queue(Sender):
         to: Queue | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Send copies of archived messages, each once and oldest first; return what became of each. The archive stays.
+        """Send copies of archived messages, each once and oldest first. The archive stays.
 
         The copies are marked as redelivered. They have no expirations of their own, and the queue's starts again.
 
         Args:
             start: where to begin: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC if
                 it names no zone); None takes the queue's recovery_point, else `epoch`, also if ids are given.
-            filter: only messages that match it.
-            ids: which messages; None takes all from the start on.
             to: the queue that they go to; None is this queue.
-            dry_run: change nothing, and return what would be done.
 
         Raises:
             ValueError: start is no point to begin at.
@@ -839,29 +836,19 @@ class Queue(Sender):
         filter: str | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Move messages to another queue, with their counters and expirations; return what became of each.
-
-        Args:
-            goal: the queue that they go to.
-            ids: which messages; None takes all of the state.
-            state: where they lie.
-            filter: only messages that match it.
-            dry_run: change nothing, and return what would be done.
-        """
+        """Move messages to another queue, the `goal`, with their counters and expirations."""
         from dropq.upkeep import bulk
 
         which = bulk.Selection((state,), ids, filter, dry_run=dry_run)
         return list(bulk.move(self.context, which, to=goal.context))
 
     def ack_matching(self, filter: str, *, state: str | None = None, dry_run: bool = False) -> list[Outcome]:
-        """Acknowledge messages that wait, are delayed or are held, each as by its id; return what became of each.
+        """Acknowledge messages that wait, are delayed or are held, each as by its id.
 
         Other holders lose their claims: when they settle, they get LeaseLost. With strict leasing what they hold stays.
 
         Args:
-            filter: only messages that match it.
-            state: where they lie: target, delayed or processing; None for all three.
-            dry_run: as for `move`.
+            state: target, delayed or processing; None for all three.
 
         Raises:
             ValueError: messages of that state cannot be acknowledged.
@@ -879,13 +866,12 @@ class Queue(Sender):
         filter: str | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Move messages that wait, are delayed or are held to expired/; return what became of each.
+        """Move messages that wait, are delayed or are held to expired/.
 
         Holders lose their claims: when they settle, they get LeaseLost.
 
         Args:
-            ids, filter, dry_run: as for `move`.
-            state: where they lie: target, delayed or processing; None for all three.
+            state: target, delayed or processing; None for all three.
 
         Raises:
             ValueError: messages of that state cannot be expired.
@@ -904,10 +890,9 @@ class Queue(Sender):
         older_than: Duration | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Remove messages for good; return what became of each.
+        """Remove messages for good.
 
         Args:
-            ids, state, filter, dry_run: as for `move`.
             older_than: only messages that came to the state longer ago than this.
         """
         from dropq.upkeep import bulk
@@ -923,13 +908,11 @@ class Queue(Sender):
         keep_count: int | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Remove the oldest messages of a state for good; return what became of each.
+        """Remove the oldest messages of a state for good.
 
         Args:
-            state: where they lie.
             keep_age: keep messages that came to the state in this time; None takes history_age, for processed/ alone.
             keep_count: how many messages to keep; None takes max_history, for processed/ alone.
-            dry_run: as for `move`.
         """
         from dropq.upkeep import bulk
 
@@ -1187,7 +1170,7 @@ class Topic:
         no_local: bool = False,
         recovery_point: str | date | None = None,
     ) -> Queue:
-        """Make a durable subscription, with the arguments and errors of `subscribe`; receive nothing, return its queue."""
+        """Make a durable subscription, as `subscribe` does, but receive nothing yet; return its queue."""
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
@@ -1341,7 +1324,6 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
 
 
 def _remove(root: Root, layout: QueueLayout, marker: EphemeralMarker) -> None:
-    """Give up an ephemeral subscription, and remove it."""
     from dropq.topics import subscriptions
 
     marker.end()

@@ -787,7 +787,6 @@ def _copy_in_steps(source: int, destination: int, size: int, between: Callable[[
 
 
 def _write_rest(fd: int, data: bytes | memoryview, written: int) -> None:
-    """Write the rest of some data, after a call that wrote its beginning alone."""
     while written < len(data):
         written += os.write(fd, data[written:])
 

@@ -414,7 +414,6 @@ def _close_with(owner: object, fd: int) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Read and throw away everything that waits."""
     for _ in _chunks(fd):
         pass
 

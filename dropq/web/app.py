@@ -264,7 +264,6 @@ def _close(file: IO[bytes]) -> None:
 
 
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """Yield a body in pieces."""
     try:
         while size and (piece := file.read(min(PIECE, size))):
             size -= len(piece)

@@ -247,7 +247,6 @@ def message(site: Site, args: Arguments) -> Page:
 
 
 def _elsewhere(queue: Queue, id: str) -> str | None:
-    """Return the state that a message lies in now."""
     try:
         return queue.find(id).state
     except NoSuchMessage:
@@ -263,7 +262,6 @@ def _why(queue: Queue, message: Message) -> Any:
 
 
 def _body(message: Message) -> dict[str, Any]:
-    """Return the beginning of a body as text."""
     try:
         with message.open() as file:
             data = file.read(BODY_SHOWN + 1)

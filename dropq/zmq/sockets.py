@@ -337,7 +337,6 @@ class Network:
                     self._ask(peer, now)
 
     def _ask(self, peer: Peer, now: float) -> None:
-        """Ask a quiet consumer for a sign of life."""
         if peer.asked_at and now - peer.asked_at >= HEARTBEAT_TIMEOUT:
             self.drop(peer, f"it gave no sign of life for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not peer.asked_at and now - peer.heard >= HEARTBEAT:
