@@ -409,17 +409,10 @@ class Subscription:
     # -- receiving -------------------------------------------------------------------------------------------
 
     async def receive(self, timeout: Duration | None = 0) -> Message | None:
-        """Claim the next message; no other consumer gets it until it is settled or its lease runs out.
+        """Claim the next message, as `dropq.Subscription.receive` does; return None also if it was closed meanwhile.
 
         If the task is cancelled, it holds nothing: what was claimed is in the queue again, and was not counted, before
         the cancellation arrives. At most once, where nothing can go back, the next receive gets it.
-
-        Args:
-            timeout: how long to wait for a message: 0 looks once, None waits for ever.
-
-        Returns:
-            The message; None if no message came in that time, the subscription holds max_backlog messages already, or
-            it was closed meanwhile.
 
         Raises:
             DropqError: the subscription is closed.

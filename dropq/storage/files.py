@@ -422,28 +422,23 @@ class Storage:
                     self.sync_file(fd)
                 between()
 
-        reading = open_file(source, READ)
-        try:
+        with closing(open_file(source, READ)) as reading:
             found = os.fstat(reading)
             if not stat.S_ISREG(found.st_mode):
                 number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
                 raise OSError(number, os.strerror(number), source)
             fd = (like or self).create(destination)
             try:
-                try:
+                with closing(fd):
                     size = _copy_in_steps(reading, fd, found.st_size, step)
                     _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
-                finally:
-                    os.close(fd)
                 self.await_whole(destination, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)
                 raise
-        finally:
-            os.close(reading)
         return found
 
     # -- moving ------------------------------------------------------------------------------------------

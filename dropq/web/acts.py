@@ -89,15 +89,10 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     return Page("plan.html", {**shown, "names": names, "count": count})
 
 
-def _kind(args: Arguments) -> str:
-    """Return which of LOSES is about an act."""
-    if args.verb == "requeue" and args.to_origin:
-        return "to_origin"
-    return "held" if (args.verb, args.state) == ("requeue", "processing") else args.verb
-
-
 def _shown(args: Arguments) -> dict[str, Any]:
-    return {**args.said, "loses": LOSES[_kind(args)], "command": _command(args)}
+    is_held = (args.verb, args.state) == ("requeue", "processing")
+    kind = "to_origin" if args.to_origin else "held" if is_held else args.verb
+    return {**args.said, "loses": LOSES[kind], "command": _command(args)}
 
 
 def _command(args: Arguments) -> str:
