@@ -7,9 +7,6 @@ unread, and those end a wait: so even then the listing comes after the last mess
 moved in is read from an event, by who wants to know that.
 
 Who waits for many folders may ask of which the events were, and lists those alone; all others it lists now and then.
-
-The waiting thread asks for the events itself, and polls for them: a thread in between would cost as much as the whole
-way from the kernel to here.
 """
 
 from __future__ import annotations

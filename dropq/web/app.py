@@ -122,8 +122,6 @@ class Application:
             viewer.refresh()
             self.site.trends.note(viewer)
 
-    # -- requests ------------------------------------------------------------------------------------------------
-
     @cached_property
     def _known(self) -> frozenset[str]:
         optional = {"do": self.site.writable, "body": self.site.bodies}
@@ -193,8 +191,6 @@ class Application:
         response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{saved_as}"
         response.content_length = size
         return response
-
-    # -- answers -------------------------------------------------------------------------------------------------
 
     def _rendered(self, page: Page, user: str) -> Response:
         site = self.site

@@ -15,7 +15,7 @@ import selectors
 import socket as sockets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -65,7 +65,7 @@ class Peer:
         self.begun = self.moved  # when its present message began
         self.asked_at = 0.0  # when it was asked for a sign of life, and has said nothing since
         self.mask = 0  # what the selector looks for
-        self.has_ended = self.is_ready = self.is_taker = False
+        self.has_ended = False
         self.is_paused = False  # it has said more, which is read once it has read what it was answered
         self.turn = 0  # bytes that may still be read of it in this round, where more may have come
 
@@ -108,8 +108,8 @@ class Socket:
         self.most_peers = max((limit - max(limit // SHARE, KEPT)) // 3, 1)
         self.peers = dict[Peer, None]()
         self.named = dict[tuple[bytes, bytes], Peer]()
-        self.ready = deque[Peer]()  # have a message for us
-        self.takers = deque[Peer]()  # take one from us
+        self.ready = OrderedDict[Peer, None]()  # have a message for us
+        self.takers = OrderedDict[Peer, None]()  # take one from us
         self.listeners = list[sockets.socket]()
         self.accepts = False
         self.used = 0  # of the pool
@@ -299,13 +299,10 @@ class Network:
                 known.pop(peer, None)
             if socket.named.get(peer.identity) is peer:
                 del socket.named[peer.identity]
-            if peer.is_taker:
-                socket.takers.remove(peer)
+            socket.takers.pop(peer, None)
         self._go_on(peer)
         if peer.got is None:  # until then its message takes the place of a connection
-            if peer.is_ready:
-                socket.ready.remove(peer)
-                peer.is_ready = False
+            socket.ready.pop(peer, None)
             socket.peers.pop(peer, None)
             self._accept_more(socket)
         self._settle(peer)
@@ -460,9 +457,8 @@ class Network:
                 peer.socket.named[peer.identity] = peer
         if peer.talk.out:
             self._say(peer)
-        if peer.got is not None and not peer.is_ready:
-            peer.is_ready = True
-            peer.socket.ready.append(peer)
+        if peer.got is not None:
+            peer.socket.ready[peer] = None
 
     def _go_on(self, peer: Peer) -> None:
         """Look for the next message of a peer, unless it has to read first."""
@@ -517,9 +513,8 @@ class Network:
         # Where it may not say more now, it is looked for until it does: most often its message is taken before that.
         reads = peer.got is None and peer.unsent <= UNREAD and peer not in socket.waiting
         self._look_for(peer, peer.mask & _READ | (_READ if reads else 0) | (_WRITE if peer.out else 0))
-        if socket.name == "send" and not peer.is_taker and peer.takes:
-            peer.is_taker = True
-            socket.takers.append(peer)
+        if socket.name == "send" and peer not in socket.takers and peer.takes:
+            socket.takers[peer] = None
 
     def _look_for(self, peer: Peer, mask: int) -> None:
         if mask == peer.mask:
@@ -538,8 +533,7 @@ class Network:
         """Return a peer, and a message that it sent; None if none waits. Peers take turns."""
         with self.lock:
             while socket.ready:
-                peer = socket.ready.popleft()
-                peer.is_ready = False
+                peer, _ = socket.ready.popitem(last=False)
                 if (got := peer.got) is not None:
                     peer.got, peer.is_paused = None, True
                     self._go_on(peer)
@@ -572,10 +566,9 @@ def is_writable(socket: Socket) -> bool:
 
 
 def _has_takers(socket: Socket) -> bool:
-    takers = socket.takers
-    while takers and not takers[0].takes:
-        takers.popleft().is_taker = False
-    return bool(takers)
+    while socket.takers and not next(iter(socket.takers)).takes:
+        socket.takers.popitem(last=False)
+    return bool(socket.takers)
 
 
 def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
@@ -583,13 +576,11 @@ def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
     with socket.network.lock:  # nobody else ends a connection meanwhile
         if not is_writable(socket):
             return False
-        peer = socket.takers.popleft()
+        peer, _ = socket.takers.popitem(last=False)
         socket.network.give(peer, frames)
         peer.ends.append(peer.written + peer.unsent)
-        if not peer.takes:
-            peer.is_taker = False
-        else:
-            socket.takers.append(peer)
+        if peer.takes:
+            socket.takers[peer] = None
     return True
 
 
