@@ -1243,12 +1243,7 @@ class Topic:
             subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:
-        """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
-
-        Raises:
-            NoSuchQueue: there is none.
-            ValueError: there is no client id.
-        """
+        """Return the topic's own subscriptions of a name and client: with local messages, without, or both."""
         from dropq.topics import subscriptions
 
         wanted = self._subscription(name, client_id, no_local=False, durable=True)

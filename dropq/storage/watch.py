@@ -116,9 +116,8 @@ class Watch:
         """
         if self._events is None and not self._poll:
             wanted = self._wanted
-            self._poll = not all(map(events_reach, (*wanted.folders, *wanted.leaving, *wanted.touched)))
-            if not self._poll:
-                self._events = _events(wanted, self.wake)
+            reach = all(map(events_reach, (*wanted.folders, *wanted.leaving, *wanted.touched)))
+            self._events = _events(wanted, self.wake) if reach else None
             self._poll = self._events is None
         return self.events
 

@@ -85,6 +85,8 @@ class Application:
         self._has_begun = False
         self._ending = threading.Event()
         self._acting, self._acted = 0, threading.Condition()
+        optional = {"do": site.writable, "body": site.bodies}
+        self._known = {*PAGES, "style.css", *(name for name, is_there in optional.items() if is_there)}
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         request = Request(environ)
@@ -121,11 +123,6 @@ class Application:
             viewer.pause = WATCHED if time.monotonic() - self._watched < OPEN else UNWATCHED
             viewer.refresh()
             self.site.trends.note(viewer)
-
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        optional = {"do": self.site.writable, "body": self.site.bodies}
-        return frozenset((*PAGES, "style.css", *(name for name, is_there in optional.items() if is_there)))
 
     def _answer(self, request: Request, name: str | None, user: str) -> Response:
         if name is None:

@@ -282,30 +282,27 @@ class Network:
     def drop(self, peer: Peer, why: str = "") -> None:
         """End a connection; what had come of it whole can still be taken, unless there is a reason."""
         with self.lock:
-            self._end(peer, why)
-
-    def _end(self, peer: Peer, why: str) -> None:
-        socket = peer.socket
-        if why:
-            peer.got, peer.is_paused = None, False
-            self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
-        if not peer.has_ended:
-            peer.has_ended = True
-            self._look_for(peer, 0)
-            peer.connection.close()
-            peer.out.clear()
-            peer.unsent = peer.turn = 0
-            for known in (self._new, socket.waiting):
-                known.pop(peer, None)
-            if socket.named.get(peer.identity) is peer:
-                del socket.named[peer.identity]
-            socket.takers.pop(peer, None)
-        self._go_on(peer)
-        if peer.got is None:  # until then its message takes the place of a connection
-            socket.ready.pop(peer, None)
-            socket.peers.pop(peer, None)
-            self._accept_more(socket)
-        self._settle(peer)
+            socket = peer.socket
+            if why:
+                peer.got, peer.is_paused = None, False
+                self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
+            if not peer.has_ended:
+                peer.has_ended = True
+                self._look_for(peer, 0)
+                peer.connection.close()
+                peer.out.clear()
+                peer.unsent = peer.turn = 0
+                for known in (self._new, socket.waiting):
+                    known.pop(peer, None)
+                if socket.named.get(peer.identity) is peer:
+                    del socket.named[peer.identity]
+                socket.takers.pop(peer, None)
+            self._go_on(peer)
+            if peer.got is None:  # until then its message takes the place of a connection
+                socket.ready.pop(peer, None)
+                socket.peers.pop(peer, None)
+                self._accept_more(socket)
+            self._settle(peer)
 
     def log(self, what: str, text: str, *values: object) -> bool:
         """Log a warning, unless one of its kind was logged a moment ago; return whether it did."""
@@ -541,7 +538,7 @@ class Network:
                     while peer.got is None and peer.turn > 0 and not self._later and self._may_read(peer):
                         self._read(peer)
                     if peer.has_ended:
-                        self._end(peer, "")
+                        self.drop(peer)
                     self._settle(peer)
                     return peer, got
         return None
