@@ -22,9 +22,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from types import TracebackType
 from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
@@ -409,17 +409,10 @@ class Subscription:
     # -- receiving -------------------------------------------------------------------------------------------
 
     async def receive(self, timeout: Duration | None = 0) -> Message | None:
-        """Claim the next message; no other consumer gets it until it is settled or its lease runs out.
+        """Claim the next message, as `dropq.Subscription.receive` does; return None also if it was closed meanwhile.
 
         If the task is cancelled, it holds nothing: what was claimed is in the queue again, and was not counted, before
         the cancellation arrives. At most once, where nothing can go back, the next receive gets it.
-
-        Args:
-            timeout: how long to wait for a message: 0 looks once, None waits for ever.
-
-        Returns:
-            The message; None if no message came in that time, the subscription holds max_backlog messages already, or
-            it was closed meanwhile.
 
         Raises:
             DropqError: the subscription is closed.
@@ -663,6 +656,19 @@ class _Plain(Generic[T]):
         return self if message is None else cast("T", self.of.__get__(message.message))
 
 
+def _awaited(
+    verb: Callable[Concatenate[dropq.queue.message.Message, P], T],
+) -> Callable[Concatenate[Message, P], Coroutine[Any, Any, T]]:
+    """Return a verb of a message for asyncio: the one that threads use, with its help, in a thread."""
+
+    @wraps(verb)
+    async def awaited(message: Message, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        act: Callable[P, T] = getattr(message.message, verb.__name__)
+        return await message.queue._run(partial(act, *args, **kwargs))
+
+    return awaited
+
+
 class Message:
     """A message, for asyncio: its metadata are plain properties, and what reads or moves its file is awaited.
 
@@ -718,14 +724,6 @@ class Message:
         """Return its body as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
         return await self.queue._run(lambda: self.message.text)
 
-    async def json(self) -> Any:
-        """Return the value that its body is the JSON of; ValueError if it is not JSON."""
-        return await self.queue._run(self.message.json)
-
-    async def size(self) -> int:
-        """Return the length of its body in bytes."""
-        return await self.queue._run(self.message.size)
-
     async def reason(self) -> Mapping[str, object] | None:
         """Return why it lies in error/ or expired/, as `dropq.Message.reason` does; None if that is unknown."""
         return await self.queue._run(lambda: self.message.reason)
@@ -756,37 +754,14 @@ class Message:
         act = partial(self.message._ack_sending, send, ending.has_come)
         await _to_its_end(self.queue._submit(act, self.queue._acks), ending.give_up)
 
-    async def nack(self, delay: Duration | None = None) -> None:
-        """Give it back: it returns to target/, and the delivery and a cancel are counted.
-
-        Args:
-            delay: how long no consumer receives it; None takes the queue's redelivery_delay.
-        """
-        await self.queue._run(partial(self.message.nack, delay))
-
-    async def release(self, *, counted: bool = True) -> None:
-        """Give it back without a cancel, as a consumer that ends does.
-
-        Args:
-            counted: whether the delivery counts; False says that nobody got to work on it.
-        """
-        await self.queue._run(partial(self.message.release, counted=counted))
-
-    async def fail(self, reason: str, **details: object) -> None:
-        """Report that handling it failed: it returns to target/ while tries last, then goes where `exhausted` says."""
-        await self.queue._run(partial(self.message.fail, reason, **details))
-
-    async def reject(self, reason: str, **details: object) -> None:
-        """Refuse it for good: it moves to error/ at once, with the reason."""
-        await self.queue._run(partial(self.message.reject, reason, **details))
-
-    async def expire(self) -> None:
-        """Expire it now: it moves to expired/."""
-        await self.queue._run(self.message.expire)
-
-    async def extend(self, period: Duration) -> None:
-        """Renew its lease: it ends a period from now; the receipt changes, and older ones stay valid."""
-        await self.queue._run(partial(self.message.extend, period))
+    json = _awaited(dropq.queue.message.Message.json)
+    size = _awaited(dropq.queue.message.Message.size)
+    nack = _awaited(dropq.queue.message.Message.nack)
+    release = _awaited(dropq.queue.message.Message.release)
+    fail = _awaited(dropq.queue.message.Message.fail)  # type: ignore[arg-type]  # a detail could be called self
+    reject = _awaited(dropq.queue.message.Message.reject)  # type: ignore[arg-type]  # a detail could be called self
+    expire = _awaited(dropq.queue.message.Message.expire)
+    extend = _awaited(dropq.queue.message.Message.extend)
 
     async def __aenter__(self) -> Message:
         return self

@@ -72,7 +72,6 @@ class Root:
     """A directory that holds queues.
 
     Args:
-        path: the directory.
         clock: an object whose `now_ms()` returns milliseconds since 1970 UTC; None takes the file server's clock.
 
     Raises:
@@ -97,7 +96,6 @@ class Root:
         Args:
             path: the directory; it is created if it is missing.
             dropboxmq: also make what a running DropboxMQ 1.2 needs to share the root.
-            clock: as for the constructor.
 
         Raises:
             StorageError: the root cannot be made.
@@ -125,10 +123,7 @@ class Root:
         return [Queue(self, name) for name in queue_names(self.context)]
 
     def topic(self, name: str, *, client_id: str | None = None) -> Topic:
-        """Return the topic of a name; its first use opens it, and raises NoSuchQueue if it is not there.
-
-        Args, Raises: as of `Topic`.
-        """
+        """Return a `Topic`; its first use opens it, and raises NoSuchQueue if it is not there."""
         return Topic(self, name, client_id=client_id)
 
     def create_topic(self, name: str, **options: Any) -> Topic:
@@ -154,7 +149,6 @@ class Root:
         """Create a queue; it appears complete, by one rename.
 
         Args:
-            name: the queue's name.
             dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`; None does so where a DropboxMQ
                 shares the root.
             selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
@@ -200,10 +194,7 @@ class Root:
         jobs_older_than: Duration | None = None,
         ephemeral_older_than: Duration | None = None,
     ) -> SweepReport:
-        """Sweep every queue, then remove the metadata files that no name refers to any more.
-
-        Args:
-            foreign_older_than, unleased_older_than, jobs_older_than, ephemeral_older_than: as for `Queue.sweep`.
+        """Do `Queue.sweep` for every queue, then remove the metadata files that no name refers to any more.
 
         Raises:
             ConfigError, StorageError: the error of the first queue that cannot be swept; the others were swept.
@@ -250,10 +241,7 @@ class Root:
         max_error: int | None = 0,
         still: Duration | None = None,
     ) -> list[Health]:
-        """Report whether each queue is well, and why not, ordered by name; report queues that cannot be opened, too.
-
-        Args:
-            max_age, max_count, max_error, still: as for `Queue.health`.
+        """Report what `Queue.health` says of each queue, ordered by name, also of those that cannot be opened.
 
         Raises:
             StorageError: the root cannot be listed.
@@ -322,6 +310,10 @@ class Root:
 
 class Queue(Sender):
     """A queue of a root; its name is its folder's.
+
+    Verbs on many messages return what became of each. They act on the messages of a `state`; on those with one of the
+    `ids`, which may be file names and receipts, too, or on all if that is None; and only on those that match a
+    `filter`: InvalidFilter if it cannot be read. With `dry_run` they change nothing, and return what would be done.
 
     Raises:
         InvalidName: the name cannot be the name of a queue.
@@ -503,7 +495,6 @@ class Queue(Sender):
     def _request(
         self, send: Send, timeout: Duration | None, fields: Mapping[str, Any], ending: Ending | None = None
     ) -> Message | None:
-        """Do what `request` does, but send by `send`; `ending` ends the wait early."""
         from dropq.upkeep.requests import Requesters, request
 
         requesters = self._requesters
@@ -516,13 +507,7 @@ class Queue(Sender):
                 raise
             asked = sender._destination
         return request(
-            asked,
-            send,
-            _seconds(timeout),
-            fields,
-            requesters=requesters,
-            public=self.root.queue,
-            ending=ending,
+            asked, send, _seconds(timeout), fields, requesters=requesters, public=self.root.queue, ending=ending
         )
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -634,17 +619,15 @@ class Queue(Sender):
             return by_id.ack(self.context, id, own=self._own, subscribe=self._subscribe_to_ack, defer=defer)
 
     def _subscribe_to_ack(self) -> Subscription:
-        """Open what claims messages that wait, in order to acknowledge them."""
         return self.subscribe(client_id="ack")
 
     # -- looking ---------------------------------------------------------------------------------------------
 
     def browse(self, state: str = "target", filter: str | None = None) -> Iterator[Message]:
-        """Yield the messages of a state in order of delivery; change nothing.
+        """Yield the messages of a state that match a filter, in order of delivery; change nothing.
 
         Args:
             state: target, delayed, processing, processed, error, expired or working.
-            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -652,11 +635,10 @@ class Queue(Sender):
         yield from browsing.browse(self.context, state, filter)
 
     def explain(self, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
-        """Explain for each message that is not settled why it still waits, or who holds it.
+        """Explain for each message that is not settled, and matches a filter, why it still waits, or who holds it.
 
         Args:
             state: target, delayed or processing; None for all three.
-            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -666,14 +648,7 @@ class Queue(Sender):
         yield from explain(self.context, state, filter)
 
     def find(self, id: str, states: Iterable[str] = STATES) -> Message:
-        """Return a message by its id, its file name or its receipt; if several have it, the first in order of delivery.
-
-        Args:
-            id, states: as for `find_all`.
-
-        Raises:
-            NoSuchMessage: the message is in none of the states.
-        """
+        """Return the first of the messages that `find_all` returns; NoSuchMessage if there is none."""
         return self.find_all(id, states)[0]
 
     def find_all(self, id: str, states: Iterable[str] = STATES) -> list[Message]:
@@ -804,14 +779,12 @@ class Queue(Sender):
         to_origin: bool = False,
         whole: bool = False,
     ) -> list[Outcome]:
-        """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
+        """Move messages back into target/ as new ones, without counts and expirations.
 
         Args:
-            ids: which messages; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
                 letters that go to their origin may lie in target and delayed, too. None is error, and target with
                 `to_origin`.
-            filter: only messages that match it.
             to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
                 there stays.
             whole: put the parts of each bundle that lie in the state together as one new message of its id, in the
@@ -836,17 +809,14 @@ class Queue(Sender):
         to: Queue | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Send copies of archived messages, each once and oldest first; return what became of each. The archive stays.
+        """Send copies of archived messages, each once and oldest first. The archive stays.
 
         The copies are marked as redelivered. They have no expirations of their own, and the queue's starts again.
 
         Args:
             start: where to begin: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC if
                 it names no zone); None takes the queue's recovery_point, else `epoch`, also if ids are given.
-            filter: only messages that match it.
-            ids: which messages; None takes all from the start on.
             to: the queue that they go to; None is this queue.
-            dry_run: change nothing, and return what would be done.
 
         Raises:
             ValueError: start is no point to begin at.
@@ -866,29 +836,19 @@ class Queue(Sender):
         filter: str | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Move messages to another queue, with their counters and expirations; return what became of each.
-
-        Args:
-            goal: the queue that they go to.
-            ids: which messages; None takes all of the state.
-            state: where they lie.
-            filter: only messages that match it.
-            dry_run: change nothing, and return what would be done.
-        """
+        """Move messages to another queue, the `goal`, with their counters and expirations."""
         from dropq.upkeep import bulk
 
         which = bulk.Selection((state,), ids, filter, dry_run=dry_run)
         return list(bulk.move(self.context, which, to=goal.context))
 
     def ack_matching(self, filter: str, *, state: str | None = None, dry_run: bool = False) -> list[Outcome]:
-        """Acknowledge messages that wait, are delayed or are held, each as by its id; return what became of each.
+        """Acknowledge messages that wait, are delayed or are held, each as by its id.
 
         Other holders lose their claims: when they settle, they get LeaseLost. With strict leasing what they hold stays.
 
         Args:
-            filter: only messages that match it.
-            state: where they lie: target, delayed or processing; None for all three.
-            dry_run: as for `move`.
+            state: target, delayed or processing; None for all three.
 
         Raises:
             ValueError: messages of that state cannot be acknowledged.
@@ -906,13 +866,12 @@ class Queue(Sender):
         filter: str | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Move messages that wait, are delayed or are held to expired/; return what became of each.
+        """Move messages that wait, are delayed or are held to expired/.
 
         Holders lose their claims: when they settle, they get LeaseLost.
 
         Args:
-            ids, filter, dry_run: as for `move`.
-            state: where they lie: target, delayed or processing; None for all three.
+            state: target, delayed or processing; None for all three.
 
         Raises:
             ValueError: messages of that state cannot be expired.
@@ -931,10 +890,9 @@ class Queue(Sender):
         older_than: Duration | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Remove messages for good; return what became of each.
+        """Remove messages for good.
 
         Args:
-            ids, state, filter, dry_run: as for `move`.
             older_than: only messages that came to the state longer ago than this.
         """
         from dropq.upkeep import bulk
@@ -950,13 +908,11 @@ class Queue(Sender):
         keep_count: int | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Remove the oldest messages of a state for good; return what became of each.
+        """Remove the oldest messages of a state for good.
 
         Args:
-            state: where they lie.
             keep_age: keep messages that came to the state in this time; None takes history_age, for processed/ alone.
             keep_count: how many messages to keep; None takes max_history, for processed/ alone.
-            dry_run: as for `move`.
         """
         from dropq.upkeep import bulk
 
@@ -1142,18 +1098,14 @@ class Topic:
         Raises:
             NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
         """
-        if timeout is None:
-            if self.queue._opened is None:
-                _ = self._publishing  # a queue that has the topic's name is refused
-            return self.queue.send(body, **fields)
         with self._patient(timeout):
             return self.queue.send(body, **fields)
 
     @contextmanager
     def _patient(self, timeout: Duration | None) -> Iterator[None]:
-        """Let each publish of this thread wait for the end of a pause, or for a full receiver, for so long."""
+        """Let each publish of this thread wait for so long."""
         patience = self._publishing.patience
-        patience.seconds = None if timeout is None else parse_duration(timeout)
+        patience.seconds = _seconds(timeout)
         try:
             yield
         finally:
@@ -1218,15 +1170,7 @@ class Topic:
         no_local: bool = False,
         recovery_point: str | date | None = None,
     ) -> Queue:
-        """Make a durable subscription, as `subscribe` does, and receive nothing yet; return its queue.
-
-        Args:
-            name, client_id, filter, no_local, recovery_point: as for `subscribe`.
-
-        Raises:
-            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, StorageError, ValueError: as of
-                `subscribe`.
-        """
+        """Make a durable subscription, as `subscribe` does, but receive nothing yet; return its queue."""
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
@@ -1239,7 +1183,6 @@ class Topic:
         durable: bool,
         force: bool = False,
     ) -> Queue:
-        """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
         from dropq.upkeep.archived import checked
         from dropq.upkeep.recovery import recover_if_needed
@@ -1300,12 +1243,7 @@ class Topic:
             subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:
-        """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
-
-        Raises:
-            NoSuchQueue: there is none.
-            ValueError: there is no client id.
-        """
+        """Return the topic's own subscriptions of a name and client: with local messages, without, or both."""
         from dropq.topics import subscriptions
 
         wanted = self._subscription(name, client_id, no_local=False, durable=True)
@@ -1381,7 +1319,6 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
 
 
 def _remove(root: Root, layout: QueueLayout, marker: EphemeralMarker) -> None:
-    """Give up an ephemeral subscription, and remove it."""
     from dropq.topics import subscriptions
 
     marker.end()

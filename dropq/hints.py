@@ -1,7 +1,7 @@
-"""Which name was meant by a word that is none: a hint at a command, an option, a key or an argument is decided here.
+"""Find the command, option, key or argument that an unknown word means.
 
-What other programs call a thing comes first, as its spelling says nothing about the name here. Then the likest spelling
-counts. Names that users gave, as those of queues, have no synonyms.
+What other programs call a thing comes first, as its spelling says nothing about the name here. Then the most similar
+spelling counts. Names that users gave, as those of queues, have no synonyms.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _remove(context: QueueContext, via: Via, file: str) -> tuple[Via, ...]:
         said = None if folder is None else read_in(folder, via.key)
         if folder is None or said is None or not names.bears(said.id)(file):
             return ()
-        context.storage.unlink_in(folder, via.key)
+        context.storage.unlink(via.key, folder)
         return said.below
 
 

@@ -162,7 +162,7 @@ class DestinationFolder:
             FileNotFoundError: the part is gone, or target/ is.
         """
         with self._opened() as folder:
-            return storage.rename_exclusive_in(source, folder, f"target/{name}")
+            return storage.rename_exclusive(source, f"target/{name}", folder)
 
     def take_as(self, source: str, name: str, storage: Storage) -> None:
         """Rename a part into target/, to a name that is unique by construction; FileNotFoundError if either is gone."""

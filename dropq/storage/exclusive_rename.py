@@ -47,24 +47,22 @@ class ExclusiveRename:
         #: Whether a plain rename replaces a file; None until it was tried.
         self._replaces: bool | None = None
 
-    def by_kernel(self, source: str, destination: str) -> bool:
-        """Rename a file by `renameat2`; return False where there is no such call."""
+    def by_kernel(self, source: str, destination: str, *folder: int) -> bool:
+        """Rename a file by `renameat2`; return False where there is no such call.
+
+        A relative `destination` begins in the open `folder`, if there is one.
+        """
         if not self.in_kernel:
             return False
         try:
-            system_calls.rename_noreplace(source, destination)
+            system_calls.rename_noreplace(source, destination, *folder)
         except OSError as error:
-            return self.is_done(error, source, destination)
-        return True
-
-    def is_done(self, error: OSError, source: str, destination: str) -> bool:
-        """Return whether a `renameat2` that raised an error did its work, else raise it; False without such a call."""
-        if error.errno in NO_FLAGS:
-            self.in_kernel = False
-            return False
-        if isinstance(error, FileExistsError | FileNotFoundError):
-            raise error
-        raise_unless_done(error, source, destination)
+            if error.errno in NO_FLAGS:
+                self.in_kernel = False
+                return False
+            if isinstance(error, FileExistsError | FileNotFoundError):
+                raise
+            raise_unless_done(error, source, destination, *folder)
         return True
 
     def rename(self, source: str, destination: str) -> None:
@@ -166,9 +164,16 @@ class ExclusiveRename:
                     os.unlink(path)
 
 
-def raise_unless_done(error: OSError, source: str, destination: str) -> None:
-    """Raise the error of a rename, unless the rename was done: its reply was lost, or its server went away."""
-    if not os.path.lexists(destination) or os.path.lexists(source):
+def raise_unless_done(error: OSError, source: str, destination: str, folder: int | None = None) -> None:
+    """Raise the error of a rename, unless the rename was done: its reply was lost, or its server went away.
+
+    A relative `destination` begins in the open `folder`.
+    """
+    try:
+        os.stat(destination, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        raise error from None
+    if os.path.lexists(source):
         raise error
 
 

@@ -65,6 +65,20 @@ def refuse_links(folders: Iterable[str]) -> None:
             )
 
 
+def remove_dead_socket(path: str) -> None:
+    """Remove a unix socket whose process is dead; OSError if another process listens there, or it is no socket."""
+    import socket  # here, as few processes need it
+
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EADDRINUSE, f"{path} is there, and is no socket")
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)  # it may be there, and accept nobody
+            if caller.connect_ex(path) != errno.ECONNREFUSED:
+                raise OSError(errno.EADDRINUSE, "another server uses it")
+        os.unlink(path)
+
+
 class Draft(io.FileIO):
     """A body that a caller writes piece by piece; `refused` makes the error to raise from one of the file system."""
 
@@ -118,8 +132,7 @@ class Storage:
         self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
-        self._natures: dict[str, tuple[bool, bool]] = {}  # see `_nature`
-        self._known_flags: dict[str, int] = {}  # what `_sole_flags` returned, by folder
+        self._natures: dict[str, tuple[bool, int]] = {}  # see `_nature`
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -146,7 +159,7 @@ class Storage:
 
         `sole_in` is its folder, if no other file there can have its name.
         """
-        flags = (self._known_flags.get(sole_in) or self._sole_flags(sole_in)) if sole_in else CREATE
+        flags = (self._natures.get(sole_in) or self._nature(sole_in))[1] if sole_in else CREATE
         fd = self.create(path, flags) if self._owns else os.open(path, flags, self._create_mode)
         try:
             try:
@@ -162,29 +175,22 @@ class Storage:
                 os.unlink(path)
             raise
 
-    def _sole_flags(self, folder: str, at: int | None = None) -> int:
-        """Return the flags to make a file in a folder whose name no other file can have; `at` is its descriptor.
+    def _nature(self, folder: str, at: int | None = None) -> tuple[bool, int]:
+        """Return whether a folder is on NFS, and the flags to make a file there whose name no other file can have.
 
-        On NFS an exclusive creation takes a second call. It stays where a sticky folder keeps users apart.
+        Both are as they were when the folder was first asked for; `at` is its descriptor. On NFS an exclusive creation
+        takes a second call. It stays where a sticky folder keeps users apart.
         """
-        on_nfs, is_sticky = self._nature(folder, at)
-        flags = CREATE & ~os.O_EXCL if on_nfs and not is_sticky else CREATE
-        if at is None:
-            self._known_flags[folder] = flags
-        return flags
-
-    def _nature(self, folder: str, at: int | None = None) -> tuple[bool, bool]:
-        """Return whether a folder is on NFS, and whether it is sticky, as it was when it was first asked for."""
         known = self._natures.get(folder) if at is None else None
         if known is None:
             path = folder if at is None else f"/proc/self/fd/{at}"
             found = os.stat(path)
             mount = mount_at(os.path.realpath(path), found.st_dev)
-            known = mount is not None and mount.is_nfs, bool(found.st_mode & stat.S_ISVTX)
+            on_nfs = mount is not None and mount.is_nfs
+            known = on_nfs, CREATE & ~os.O_EXCL if on_nfs and not found.st_mode & stat.S_ISVTX else CREATE
             if at is None:
                 if len(self._natures) >= NATURES_KNOWN:
                     self._natures.clear()
-                    self._known_flags.clear()
                 self._natures[folder] = known
         return known
 
@@ -240,40 +246,29 @@ class Storage:
             at: the folder's descriptor, where it is open: it saves the walk along the path to each file.
             times: when they were read and written, in ns since 1970, where the file system can keep that; None for now.
         """
+        if not files:
+            return
         paths = files if at is not None else [f"{folder}/{name}" for name in files]
-        if len(files) < SYNCED_TOGETHER:
-            return self._write_each(paths, bodies, at, times, synced=self.syncs_files)
+        above, sizes = os.path.dirname(paths[0]), list[int]()
         with self.together(folder, len(files)) as each:
-            self._write_each(paths, bodies, at, times, synced=each and self.syncs_files)
-
-    def _write_each(
-        self,
-        paths: Sequence[str],
-        bodies: Iterable[bytes | memoryview],
-        at: int | None,
-        times: tuple[int, int] | None,
-        *,
-        synced: bool,
-    ) -> None:
-        mode, owns, sizes = self._create_mode, self._owns, list[int]()
-        flags = self._sole_flags(os.path.dirname(paths[0]), at) if paths else CREATE
-        for path, data in zip(paths, bodies, strict=True):
-            fd = os.open(path, flags, mode, dir_fd=at)
-            try:
-                if owns:
-                    self._own(fd, self._file_mode)
-                if (written := os.write(fd, data)) < len(data):
-                    _write_rest(fd, data, written)
-                if times is not None:
-                    _set_times(fd, times)
-                if synced:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            sizes.append(len(data))
-        if sizes and self._is_late(os.path.dirname(paths[0]), at):
-            for path, size in zip(paths, sizes, strict=True):  # after all: they are finished beside each other
-                self.await_whole(path, size, at=at)
+            flags = self._nature(above, at)[1]
+            for path, data in zip(paths, bodies, strict=True):
+                fd = os.open(path, flags, self._create_mode, dir_fd=at)
+                try:
+                    if self._owns:
+                        self._own(fd, self._file_mode)
+                    if (written := os.write(fd, data)) < len(data):
+                        _write_rest(fd, data, written)
+                    if times is not None:
+                        _set_times(fd, times)
+                    if each and self.syncs_files:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+                sizes.append(len(data))
+            if self._is_late(above, at):
+                for path, size in zip(paths, sizes, strict=True):  # after all: they are finished beside each other
+                    self.await_whole(path, size, at=at)
 
     def owner_of_new(self, folder: str) -> int:
         """Return to which user a file belongs that this process makes in a folder, as the file server has it."""
@@ -427,28 +422,23 @@ class Storage:
                     self.sync_file(fd)
                 between()
 
-        reading = open_file(source, READ)
-        try:
+        with closing(open_file(source, READ)) as reading:
             found = os.fstat(reading)
             if not stat.S_ISREG(found.st_mode):
                 number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
                 raise OSError(number, os.strerror(number), source)
             fd = (like or self).create(destination)
             try:
-                try:
+                with closing(fd):
                     size = _copy_in_steps(reading, fd, found.st_size, step)
                     _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
-                finally:
-                    os.close(fd)
                 self.await_whole(destination, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)
                 raise
-        finally:
-            os.close(reading)
         return found
 
     # -- moving ------------------------------------------------------------------------------------------
@@ -467,16 +457,12 @@ class Storage:
 
         Where there is no `renameat2`, the name is reserved first, unless the destination `is_unique` by construction.
         """
-        exclusive = self._exclusive
-        if exclusive.in_kernel:
-            try:
-                return system_calls.rename_noreplace(source, destination)
-            except OSError as error:
-                if exclusive.is_done(error, source, destination):
-                    return None
+        if self._exclusive.by_kernel(source, destination):
+            return
         if is_unique is not None and is_unique(destination):
-            return self.rename(source, destination)
-        return exclusive.rename(source, destination)
+            self.rename(source, destination)
+        else:
+            self._exclusive.rename(source, destination)
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: rename it to a private name in a folder, which is made if needed; then unlink it.
@@ -529,24 +515,6 @@ class Storage:
                 self._exclusive.in_kernel = False
         os.rename(source, destination)
 
-    def rename_exclusive_in(self, source: str, folder: int, name: str) -> bool:
-        """Rename a file to a path in an open folder, which may have been renamed meanwhile, by `renameat2`.
-
-        Return False, and change nothing, where that is missing.
-        """
-        if not self._exclusive.in_kernel:
-            return False
-        try:
-            system_calls.rename_noreplace(source, name, folder)
-        except (FileExistsError, FileNotFoundError):
-            raise
-        except OSError as error:
-            if error.errno in NO_FLAGS:
-                self._exclusive.in_kernel = False
-                return False
-            _raise_unless_in(error, source, folder, name)
-        return True
-
     def rename_each_exclusive(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
         """Rename each file of the open folder `at` to the path `name` in an open folder of its own, by `renameat2`.
 
@@ -593,7 +561,7 @@ class Storage:
         try:
             os.rename(source, name, dst_dir_fd=folder)
         except OSError as error:
-            _raise_unless_in(error, source, folder, name)
+            raise_unless_done(error, source, name, folder)
 
     def sync_in(self, folder: int, name: str) -> None:
         """Make the entries of a folder durable that lies in an open folder; does nothing where `sync` does nothing."""
@@ -602,22 +570,17 @@ class Storage:
         with closing(os.open(name, FOLDER, dir_fd=folder)) as fd:
             os.fsync(fd)
 
-    def rename_exclusive(self, source: str, destination: str) -> bool:
-        """Rename a file by `renameat2`; return False, and change nothing, where that is missing."""
-        return self._exclusive.by_kernel(source, destination)
+    def rename_exclusive(self, source: str, destination: str, *folder: int) -> bool:
+        """Rename a file by `renameat2`; return False, and change nothing, where that is missing.
 
-    def unlink(self, path: str) -> bool:
-        """Remove a file of ours; return False when it was gone."""
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return False
-        return True
+        A relative `destination` begins in the open `folder`, if there is one; it may have been renamed meanwhile.
+        """
+        return self._exclusive.by_kernel(source, destination, *folder)
 
-    def unlink_in(self, folder: int, name: str) -> bool:
-        """Remove a file of ours from an open folder; return False when it was gone."""
+    def unlink(self, path: str, folder: int | None = None) -> bool:
+        """Remove a file of ours, of an open `folder` if that is given; return False when it was gone."""
         try:
-            os.unlink(name, dir_fd=folder)
+            os.unlink(path, dir_fd=folder)
         except FileNotFoundError:
             return False
         return True
@@ -818,18 +781,7 @@ def _copy_in_steps(source: int, destination: int, size: int, between: Callable[[
     return copied
 
 
-def _raise_unless_in(error: OSError, source: str, folder: int, name: str) -> None:
-    """Raise the error of a rename into an open folder, unless the rename was done: its reply was lost."""
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        raise error from None
-    if os.path.lexists(source):
-        raise error
-
-
 def _write_rest(fd: int, data: bytes | memoryview, written: int) -> None:
-    """Write the rest of some data, after a call that wrote its beginning alone."""
     while written < len(data):
         written += os.write(fd, data[written:])
 

@@ -31,8 +31,7 @@ MOST_ANNOUNCED = 64
 class _Forks:
     """Counts the forks between the process that imported this module and this one, without a system call."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def one_more(self) -> None:
         self.count += 1

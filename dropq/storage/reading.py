@@ -466,10 +466,7 @@ def is_gone(error: OSError) -> bool:
 
 def read_body(path: str, limit: int | None = None) -> bytes:
     """Read a message's body whole; OSError (EFBIG), unread, if it is longer than the limit."""
-    try:
-        fd = os.open(path, READ)
-    except BlockingIOError:
-        fd = open_file(path, READ)
+    fd = open_file(path, READ)
     try:
         return _read_open(fd, path, limit)
     finally:
@@ -490,23 +487,17 @@ def read_bodies(folder: str, names: Iterable[str], limit: int | None = None) -> 
     except OSError:
         yield from (None for _ in names)
         return
-    try:
+    with closing(below):
         for name in names:
-            try:
+            body: bytes | None = None
+            with contextlib.suppress(OSError):
                 # To look up a short body's whole path would take a fifth of the time of reading the body.
                 fd = os.open(name, READ, dir_fd=below)
-            except OSError:
-                yield None
-                continue
-            try:
-                body: bytes | None = _read_open(fd, name, limit)
-            except OSError:
-                body = None
-            finally:
-                os.close(fd)
+                try:
+                    body = _read_open(fd, name, limit)
+                finally:
+                    os.close(fd)
             yield body
-    finally:
-        os.close(below)
 
 
 def _read_open(fd: int, path: str, limit: int | None) -> bytes:
@@ -549,24 +540,20 @@ def read_opened(file: IO[bytes], path: str, limit: int = SMALL) -> bytes:
     return file.read(max(found.st_size, READ_SIZE))  # the kernel's own files say that they are empty
 
 
-def open_below(folder: str, *names: str) -> int | None:
-    """Open a folder below another by one name after the other; return its descriptor, None if it is not there.
-
-    OSError (ELOOP or ENOTDIR) if one of the names is a link, or no folder; the folder's own path may have links.
-    """
-    return _open_below(folder, names, FOLDER)
-
-
 def find_below(folder: str, *names: str) -> int | None:
     """Do what `open_below` does, for a folder that will not be listed.
 
     An NFS client opens each folder by a call, and finds it without, unless it remembers that the folder is missing.
     """
-    found = _open_below(folder, names, _TO_REACH)
-    return _open_below(folder, names, FOLDER) if found is None else found
+    found = open_below(folder, *names, flags=_TO_REACH)
+    return open_below(folder, *names) if found is None else found
 
 
-def _open_below(folder: str, names: Sequence[str], flags: int) -> int | None:
+def open_below(folder: str, *names: str, flags: int = FOLDER) -> int | None:
+    """Open a folder below another by one name after the other; return its descriptor, None if it is not there.
+
+    OSError (ELOOP or ENOTDIR) if one of the names is a link, or no folder; the folder's own path may have links.
+    """
     fd = None
     try:
         fd = os.open(folder, flags)
@@ -664,15 +651,10 @@ def _ms_of(path: str, time: str, gone: int | None) -> int:
 
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
-    """Read a file whole, or raise OSError (EFBIG) unread; return it, and what `times` says of it."""
+    """Read a file as `read_body` does; return it, and what `times` says of it."""
     with closing(open_file(path, READ)) as fd:
         found = os.fstat(fd)
-        if found.st_size > limit:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        body = os.read(fd, found.st_size + 1)
-        while len(body) != found.st_size and (more := os.read(fd, READ_SIZE)):
-            body += more
-    return body, (found.st_atime_ns, found.st_mtime_ns)
+        return _read_open(fd, path, limit), (found.st_atime_ns, found.st_mtime_ns)
 
 
 def times(path: str) -> tuple[int, int]:

@@ -7,9 +7,6 @@ unread, and those end a wait: so even then the listing comes after the last mess
 moved in is read from an event, by who wants to know that.
 
 Who waits for many folders may ask of which the events were, and lists those alone; all others it lists now and then.
-
-The waiting thread asks for the events itself, and polls for them: a thread in between would cost as much as the whole
-way from the kernel to here.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dropq.storage.mounts import MOUNTS, mount_of
 
@@ -99,7 +96,7 @@ class Watch:
     ) -> None:
         self._wanted = _Wanted(folders, leaving, touched, moved_in)
         self._poll = poll
-        self._events: Events | None = None
+        self._events: _Inotify | _Observed | None = None
         self._followed: dict[str, frozenset[Watched]] = {}
         self._pause = FIRST_PAUSE
         self._paused = 0.0
@@ -119,9 +116,8 @@ class Watch:
         """
         if self._events is None and not self._poll:
             wanted = self._wanted
-            self._poll = not all(map(events_reach, (*wanted.folders, *wanted.leaving, *wanted.touched)))
-            if not self._poll:
-                self._events = _events(wanted, self.wake)
+            reach = all(map(events_reach, (*wanted.folders, *wanted.leaving, *wanted.touched)))
+            self._events = _events(wanted, self.wake) if reach else None
             self._poll = self._events is None
         return self.events
 
@@ -229,30 +225,7 @@ def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
     return mount is None or not mount.shared
 
 
-class Events(Protocol):
-    """Reports what comes into folders, and what leaves others: a file becomes readable, or a function is called."""
-
-    @property
-    def fd(self) -> int | None:
-        """The file; None where a function is called."""
-
-    def read(self) -> None:
-        """Read all events, so that the file is not readable any more."""
-
-    def renew(self) -> None:
-        """Report on the folders that the paths lead to now, but for those of groups."""
-
-    def add(self, group: str, folder: str, leaves: bool) -> Watched | None:
-        """Report on the folder of a group that a path leads to now; return None if it leads to none."""
-
-    def drop(self, watched: Watched) -> None:
-        """Report on a folder of a group no more."""
-
-    def changed(self) -> frozenset[str] | None:
-        """Return the groups that events were of since the last call; None if any may have changed."""
-
-
-def _events(wanted: _Wanted, wake: Callable[[], None]) -> Events | None:
+def _events(wanted: _Wanted, wake: Callable[[], None]) -> _Inotify | _Observed | None:
     """Ask for the events of folders and files; where that fails, log it and return None."""
     try:
         return _Inotify(wanted) if sys.platform.startswith("linux") else _observed(wanted, wake)
@@ -267,7 +240,10 @@ def _say_polled(folders: str, error: Exception) -> None:
 
 
 class _Inotify:
-    """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
+    """The kernel's own events, without watchdog's threads: what those read from an event is not needed here.
+
+    The file `fd` is readable while there are events.
+    """
 
     def __init__(self, wanted: _Wanted) -> None:
         from watchdog.observers.inotify_c import (
@@ -297,6 +273,7 @@ class _Inotify:
             self._watch(path)
 
     def renew(self) -> None:
+        """Report on the folders that the paths lead to now, but for those of groups."""
         for path in self._masks:
             with suppress(OSError):  # it is gone: the listing that follows raises
                 self._watch(path)
@@ -307,6 +284,7 @@ class _Inotify:
             self._notes[number] = note
 
     def add(self, group: str, folder: str, leaves: bool) -> Watched | None:
+        """Report on the folder of a group that a path leads to now; return None if it leads to none."""
         try:
             number = _done(self._add_watch(self.fd, os.fsencode(folder), self._leaves if leaves else self._comes))
         except OSError as error:
@@ -317,6 +295,7 @@ class _Inotify:
         return Watched(group, folder, number)
 
     def drop(self, watched: Watched) -> None:
+        """Report on a folder of a group no more."""
         groups = self._groups.get(watched.number, {})
         if groups.pop(watched.group, None) is not None and not groups:
             del self._groups[watched.number]
@@ -324,10 +303,12 @@ class _Inotify:
             self._remove_watch(self.fd, cast("WatchDescriptor", watched.number))
 
     def changed(self) -> frozenset[str] | None:
+        """Return the groups that events were of since the last call; None if any may have changed."""
         changed, self._changed = self._changed, set()
         return None if changed is None else frozenset(changed)
 
     def read(self) -> None:
+        """Read all events, so that the file is not readable any more."""
         for events in _chunks(self.fd):
             at = 0
             while (self._notes or self._groups) and at < len(events):
@@ -345,7 +326,10 @@ class _Inotify:
 
 
 class _Observed:
-    """The events of watchdog's observer, but for Linux; `schedule` watches a folder, and returns what ends it."""
+    """The events of watchdog's observer, but for Linux: they wake the watch, and there is no file to read.
+
+    `schedule` watches a folder, and returns what ends it. Any group may have changed.
+    """
 
     fd = None
 
@@ -362,17 +346,12 @@ class _Observed:
         if (end := self._ends.pop(watched.folder, None)) is not None:
             end()
 
-    def changed(self) -> None:
-        """Return None: any group may have changed."""
-
-    def read(self) -> None:
-        """Do nothing: there is no file."""
-
-    def renew(self) -> None:
-        """Do nothing: the observer keeps to the folders that it was given."""
+    def changed(self) -> None: ...
+    def read(self) -> None: ...
+    def renew(self) -> None: ...
 
 
-def _observed(wanted: _Wanted, wake: Callable[[], None]) -> Events | None:
+def _observed(wanted: _Wanted, wake: Callable[[], None]) -> _Observed | None:
     from watchdog.events import (
         FileCreatedEvent,
         FileDeletedEvent,
@@ -431,7 +410,6 @@ def _close_with(owner: object, fd: int) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Read and throw away everything that waits."""
     for _ in _chunks(fd):
         pass
 

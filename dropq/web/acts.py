@@ -60,16 +60,12 @@ def act(site: Site, args: Arguments, is_ending: Callable[[], bool]) -> Page:
 
 
 def _switch(site: Site, args: Arguments) -> Page:
-    """Pause or resume a queue."""
     queue = site.queue(args.queue)
-    shown = {"q": args.queue, "verb": args.verb, "command": command(args.verb, [args.queue])}
-    if args.step == "plan":
-        return Page("switch.html", {**shown, "is_done": False, "is_paused": queue.paused})
-    if args.verb == "pause":
-        queue.pause()
-    else:
-        queue.resume()
-    return Page("switch.html", {**shown, "is_done": True, "is_paused": queue.paused})
+    is_done = args.step != "plan"
+    if is_done:
+        (queue.pause if args.verb == "pause" else queue.resume)()
+    shown = {"command": command(args.verb, [args.queue]), "is_done": is_done, "is_paused": queue.paused}
+    return Page("switch.html", {**args.said, **shown})
 
 
 def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
@@ -78,8 +74,7 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     now = queue.context.clock.now_ms()
     # What is ticked was shown with the list: a name may be another file's since. All are those that lie there now.
     until = now if args.which == "all" else min(args.until, now) or now
-    shown = {**_shown(args), "until": until, "named": args.ids}
-    shown |= {"is_more": False, "is_misnamed": False}
+    shown = {**_shown(args), "until": until, "named": args.ids, "is_more": False, "is_misnamed": False}
     if args.which == "all":
         found = excerpt(queue.context, args.state, LISTED, filter=filter, letters=args.to_origin, seconds=FILTERING)
         chooses = filter is not None or args.to_origin
@@ -94,24 +89,10 @@ def _plan(site: Site, args: Arguments, filter: str | None) -> Page:
     return Page("plan.html", {**shown, "names": names, "count": count})
 
 
-def _kind(args: Arguments) -> str:
-    """Return which of LOSES is about an act."""
-    if args.verb == "requeue" and args.to_origin:
-        return "to_origin"
-    return "held" if (args.verb, args.state) == ("requeue", "processing") else args.verb
-
-
 def _shown(args: Arguments) -> dict[str, Any]:
-    return {
-        "q": args.queue,
-        "verb": args.verb,
-        "state": args.state,
-        "which": args.which,
-        "filter": args.filter,
-        "to_origin": args.to_origin,
-        "loses": LOSES[_kind(args)],
-        "command": _command(args),
-    }
+    is_held = (args.verb, args.state) == ("requeue", "processing")
+    kind = "to_origin" if args.to_origin else "held" if is_held else args.verb
+    return {**args.said, "loses": LOSES[kind], "command": _command(args)}
 
 
 def _command(args: Arguments) -> str:
@@ -162,7 +143,6 @@ def _do(site: Site, args: Arguments, filter: str | None, is_ending: Callable[[],
     left = () if is_over or names is None else tuple(name for name in names if name not in touched)
     shown = {
         **_shown(args),
-        "until": args.until,
         "done": done,
         "failed": failed,
         "count": count,

@@ -6,10 +6,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import IO, TYPE_CHECKING, Any
@@ -85,6 +85,8 @@ class Application:
         self._has_begun = False
         self._ending = threading.Event()
         self._acting, self._acted = 0, threading.Condition()
+        optional = {"do": site.writable, "body": site.bodies}
+        self._known = {*PAGES, "style.css", *(name for name, is_there in optional.items() if is_there)}
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         request = Request(environ)
@@ -95,8 +97,7 @@ class Application:
             response = self._answer(request, name, user) if known else _plain(not_found())
         except Refused as refused:
             response = _plain(refused)
-        for name, value in HEADERS.items():
-            response.headers[name] = value
+        response.headers.update(HEADERS)
         return response(environ, start_response)
 
     def look(self) -> None:
@@ -122,13 +123,6 @@ class Application:
             viewer.pause = WATCHED if time.monotonic() - self._watched < OPEN else UNWATCHED
             viewer.refresh()
             self.site.trends.note(viewer)
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        optional = {"do": self.site.writable, "body": self.site.bodies}
-        return frozenset((*PAGES, "style.css", *(name for name, is_there in optional.items() if is_there)))
 
     def _answer(self, request: Request, name: str | None, user: str) -> Response:
         if name is None:
@@ -156,7 +150,7 @@ class Application:
         if request.method not in ("GET", "HEAD"):
             raise Refused(405, "This page is only read: nothing was done.")
         if name == "body":
-            return self._body(parse(_asked(request), ("q", "state", "id")), is_head=request.method == "HEAD")
+            return self._body(parse(_asked(request), ("q", "state", "id")))
         self._watched = time.monotonic()
         page, parameters = PAGES[name]
         return self._rendered(page(self.site, parse(_asked(request), parameters)), user)
@@ -179,7 +173,7 @@ class Application:
                 self._acting -= 1
                 self._acted.notify_all()
 
-    def _body(self, args: Arguments, *, is_head: bool) -> Response:
+    def _body(self, args: Arguments) -> Response:
         if not self._downloads.acquire(blocking=False):
             raise Refused(503, f"{DOWNLOADS} bodies are being saved already: try again once one of them is there.")
         try:
@@ -187,16 +181,13 @@ class Application:
         except BaseException:
             self._downloads.release()
             raise
-        pieces = _Pieces(file, size, self._downloads.release)
-        if is_head:
-            pieces.close()  # nobody else does
-        response = Response(pieces, mimetype="application/octet-stream", direct_passthrough=True)
+        response = Response(_pieces(file, size), mimetype="application/octet-stream")
+        response.call_on_close(self._downloads.release)
+        response.call_on_close(partial(_close, file))
         saved_as = quote(escape(name), safe="")  # a header is ASCII
         response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{saved_as}"
         response.content_length = size
         return response
-
-    # -- answers -------------------------------------------------------------------------------------------------
 
     def _rendered(self, page: Page, user: str) -> Response:
         site = self.site
@@ -260,25 +251,15 @@ def _shown(value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-class _Pieces:
-    """A body in pieces, which is closed by the server."""
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):
+        file.close()
 
-    def __init__(self, file: IO[bytes], size: int, release: Callable[[], None]) -> None:
-        self._file = file
-        self._left = size
-        self._release: Callable[[], None] | None = release
 
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            while self._left and (piece := self._file.read(min(PIECE, self._left))):
-                self._left -= len(piece)
-                yield piece
-        except OSError as error:  # the server ends the connection; it would log the path, which has the key
-            log.warning("a body could not be saved whole: %s", describe(error))
-
-    def close(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-            with suppress(OSError):
-                self._file.close()
+def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
+    try:
+        while size and (piece := file.read(min(PIECE, size))):
+            size -= len(piece)
+            yield piece
+    except OSError as error:  # the server ends the connection; it would log the path, which has the key
+        log.warning("a body could not be saved whole: %s", describe(error))

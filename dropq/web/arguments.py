@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from werkzeug.datastructures import MultiDict
 
@@ -62,6 +63,11 @@ class Arguments:
     until: int = 0
     to_origin: bool = False
     confirm: str = ""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The parameters, by the names that they have in templates."""
+        return {"q": self.queue, **vars(self)}
 
     @property
     def id(self) -> str:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from dropq.web.guard import Refused
 
@@ -27,7 +30,7 @@ class Disk:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running = set[_Task[Any]]()
+        self._running = set[_Task]()
         self._waiting = 0
 
     def ask(self, queue: str, act: Callable[[], T], seconds: float | None = None) -> T:
@@ -40,32 +43,32 @@ class Disk:
         Raises:
             Refused: it takes longer than these seconds, or others have taken all threads for half as long.
         """
-        began, task = time.monotonic(), _Task(queue, act)
+        began, answer = time.monotonic(), Future[T]()
         seconds = PATIENCE if seconds is None else seconds
-        self._begin(task, began + seconds / 2)
+        task = self._begin(queue, began + seconds / 2)
         try:
-            threading.Thread(target=self._run, args=(task,), daemon=True).start()
+            asking = (task, partial(copy_context().run, act), answer)
+            threading.Thread(target=self._run, args=asking, daemon=True).start()
         except RuntimeError as error:  # this process may have no more threads
             self._end(task)
             raise Refused(503, f"{_BUSY}: {_LATER}") from error
-        if not task.over.wait(began + seconds - time.monotonic()):
+        if not wait([answer], began + seconds - time.monotonic()).done:
             raise Refused(503, f"{_where(queue)} has not answered for {seconds:.0f} s: {_LATER}")
-        if task.error is not None:
-            raise task.error
-        return task.result  # type: ignore[return-value] # it ended without an error
+        return answer.result()
 
-    def _begin(self, task: _Task[T], until: float) -> None:
+    def _begin(self, queue: str, until: float) -> _Task:
         """Wait for a thread."""
         with self._changed:
             self._waiting += 1
             try:
-                while not self._has_room(task.queue):
+                while not self._has_room(queue):
                     left = until - time.monotonic()
                     if self._waiting > WAITING or left <= 0:
                         raise Refused(503, f"{_BUSY}: {_LATER}")
                     self._changed.wait(min(left, PATIENCE / 10))  # that a thread hangs is told by time alone
-                task.began = time.monotonic()
+                task = _Task(queue, time.monotonic())
                 self._running.add(task)
+                return task
             finally:
                 self._waiting -= 1
 
@@ -77,33 +80,26 @@ class Disk:
         asked = [task.queue for task in self._running - hanging]
         return len(asked) < THREADS and asked.count(queue) < OF_ONE
 
-    def _run(self, task: _Task[T]) -> None:
-        task.run()
+    def _run(self, task: _Task, act: Callable[[], T], answer: Future[T]) -> None:
+        try:
+            told = partial(answer.set_result, act())
+        except BaseException as error:  # the request raises it
+            told = partial(answer.set_exception, error)
         self._end(task)
+        told()
 
-    def _end(self, task: _Task[T]) -> None:
+    def _end(self, task: _Task) -> None:
         with self._changed:
             self._running.discard(task)
             self._changed.notify_all()
-        task.over.set()
 
 
-class _Task(Generic[T]):
-    """What a thread does for a queue, since when on the monotonic clock, and what came of it."""
+@dataclass(eq=False)
+class _Task:
+    """What a thread does for a queue, and since when, on the monotonic clock."""
 
-    def __init__(self, queue: str, act: Callable[[], T]) -> None:
-        self.queue = queue
-        self._act, self._context = act, copy_context()
-        self.began = 0.0
-        self.over = threading.Event()
-        self.result: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._context.run(self._act)
-        except BaseException as error:  # the request raises it
-            self.error = error
+    queue: str
+    began: float
 
 
 _BUSY = "Too many pages are being read from the disk"

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import IO, Any
 
 from dropq.api import Queue, Root
-from dropq.diagnosis.overview import Viewer, Watched
+from dropq.diagnosis.overview import Viewer
 from dropq.diagnosis.standing import AGE_NAMES
 from dropq.diagnosis.summary import STATES, holders_of, summary_of, worst_first
 from dropq.errors import DropqError, NoSuchMessage, NoSuchQueue
@@ -104,6 +104,7 @@ def root(site: Site, args: Arguments) -> Page:
     for one in found:
         counts.update(one.last.counts if one.last is not None else {})
     shown = {
+        **args.said,
         "rows": rows,
         "wrong": [row for row in rows if row["state"] in WRONG],
         "counts": counts,
@@ -112,7 +113,6 @@ def root(site: Site, args: Arguments) -> Page:
         "has_begun": site.viewer.has_begun,
         "temporary": len(site.viewer.all()) - len(found),
         "problem": None if site.viewer.is_listed else str(site.viewer.problem or "it does not answer"),
-        "still": args.still,
         "command": "dropq top",
     }
     return Page("root.html", shown, refreshes=not args.still)
@@ -129,7 +129,9 @@ def queue(site: Site, args: Arguments) -> Page:
     look = seen.last
     went_by = [] if look is None else list(reversed(look.went_by))
     shown = {
-        **_of_queue(seen, now),
+        **args.said,
+        "age": None if look is None else now - seen.looked,
+        "silent": seen.silent(now),
         "look": look,
         "summary": summary_of(seen, now),
         "trend": site.trends.of(seen.name, now),
@@ -139,24 +141,16 @@ def queue(site: Site, args: Arguments) -> Page:
         "acts": [event for event in went_by if event.event in ACTS],
         "states": ALL_STATES,
         "is_paused": look is not None and any(note.kind == "paused" for note in look.health.notes),
-        "still": args.still,
         "command": command("top", [seen.name]),
     }
     return Page("queue.html", shown, refreshes=not args.still)
 
 
-def _of_queue(seen: Watched, now: float) -> dict[str, Any]:
-    return {"q": seen.name, "age": None if seen.last is None else now - seen.looked, "silent": seen.silent(now)}
-
-
 def messages(site: Site, args: Arguments) -> Page:
     """Show the first messages of a state, or the newest, or those that match a filter."""
     shown: dict[str, Any] = {
-        "q": args.queue,
-        "state": args.state,
+        **args.said,
         "states": ALL_STATES,
-        "filter": args.filter,
-        "newest": args.newest,
         "has_reasons": args.state in WITH_REASON,
         "command": _browse(args),
         **{"found": None, "rows": [], "total": 0, "error": "", "until": 0, "most": SHOWN},
@@ -241,8 +235,7 @@ def message(site: Site, args: Arguments) -> Page:
 
     found = site.disk.ask(args.queue, read)
     shown = {
-        "q": args.queue,
-        "state": args.state,
+        **args.said,
         "id": args.id,
         "command": command("show", [args.queue, args.id]),
         "body_limit": BODY_SHOWN,
@@ -254,7 +247,6 @@ def message(site: Site, args: Arguments) -> Page:
 
 
 def _elsewhere(queue: Queue, id: str) -> str | None:
-    """Return the state that a message lies in now."""
     try:
         return queue.find(id).state
     except NoSuchMessage:
@@ -270,7 +262,6 @@ def _why(queue: Queue, message: Message) -> Any:
 
 
 def _body(message: Message) -> dict[str, Any]:
-    """Return the beginning of a body as text."""
     try:
         with message.open() as file:
             data = file.read(BODY_SHOWN + 1)
@@ -307,9 +298,8 @@ def log(site: Site, args: Arguments) -> Page:
     options = [f"--id {quoted(args.id)}"] if args.ids else ["--since 1d"]
     options += [f"--event {args.event}"] if args.event else []
     shown = {
-        "q": args.queue,
+        **args.said,
         "id": args.id if args.ids else "",
-        "event": args.event,
         "kinds": (*OUTCOMES, *ACTS),
         "most": SHOWN,
         "command": command("log", [args.queue], *options, f"-n {SHOWN}"),

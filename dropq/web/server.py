@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from waitress.server import create_server
 
 from dropq.errors import ConfigError, QueueExists
 from dropq.storage.failures import describe
+from dropq.storage.files import remove_dead_socket
 from dropq.web.app import Application
 from dropq.web.guard import FORM_LIMIT
 
@@ -71,19 +70,13 @@ def _unix(path: str, mode: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     if not path:
         raise ValueError("unix: needs a path, such as unix:/run/dropq/web.sock")
-    with suppress(OSError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and _is_dead(path):
-            os.unlink(path)  # of a process that was killed
+    with suppress(OSError):  # to listen is refused then
+        remove_dead_socket(path)
     before = os.umask(0o777 & ~mode)
     try:
         return _listening(listener, path, f"unix:{path}")
     finally:
         os.umask(before)
-
-
-def _is_dead(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as caller:
-        return caller.connect_ex(path) == errno.ECONNREFUSED
 
 
 def _listening(listener: socket.socket, at: str | tuple[str, int], address: str) -> socket.socket:

@@ -108,7 +108,6 @@ class Keys:
 
 
 def _keys_in(path: str) -> tuple[bytes, bytes | None]:
-    """Return the public and the secret key of a file."""
     if not os.path.isfile(path):  # a fifo would hold us up
         raise ValueError("no file is there")
     try:

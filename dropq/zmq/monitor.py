@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from dropq.api import Queue
@@ -39,7 +40,7 @@ class Monitor:
         self._wake = wake
         self._since = datetime.now(UTC)
         self._asking = list[Peer]()
-        self._counted: dict[str, object] | DropqError | None = None
+        self._counted: dict[str, int] | DropqError | None = None
         self._good_until = 0.0
         self._counting = self._is_new = False
 
@@ -62,17 +63,19 @@ class Monitor:
             return
         counted, self._is_new = self._counted, False
         asking, self._asking = self._asking, []
-        failed = isinstance(counted, DropqError)
+        if isinstance(counted, DropqError):
+            answer = wire.complaint(str(counted))
+        else:
+            answer = wire.figures(self._figures(counted))
         for peer in asking:
-            answered(peer, wire.complaint(str(counted)) if failed else wire.figures(self._figures()))
+            answered(peer, answer)
 
     def _count(self) -> None:
         began = time.monotonic()
         try:
             counts = self._queue.counts()
-            folders = self._queue.layout
-            size = sum(_size(folders.folder(state)) for state in UNSETTLED)
-            self._counted = {**counts, "size": size, "paused": self._is_paused()}
+            size = sum(_size(self._queue.layout.folder(state)) for state in UNSETTLED)
+            self._counted = {**counts, "size": size, "paused": int(self._queue.paused)}
         except DropqError as error:
             self._counted = error
         except OSError as error:
@@ -82,17 +85,11 @@ class Monitor:
         self._counting, self._is_new = False, True  # first: whoever is woken by this finds it done
         self._wake()
 
-    def _is_paused(self) -> bool:
-        locks = self._queue.layout.read_lock, self._queue.root.layout.read_lock
-        return any(map(reading.exists, locks))
-
-    def _figures(self) -> dict[str, object]:
-        counted = self._counted
-        assert isinstance(counted, dict)
+    def _figures(self, counted: Mapping[str, int]) -> dict[str, object]:
         out = self._consumers.out
         return {
             # The page's six, in its order and spelling.
-            "messages": sum(int(str(counted[state])) for state in UNSETTLED),
+            "messages": sum(counted[state] for state in UNSETTLED),
             "messages_in_flight": out,
             "db_size": counted["size"],
             "in_flightdb_size": out,
@@ -103,11 +100,7 @@ class Monitor:
             "inflight_db_size": out,
             # What is of this queue and this server.
             "queue": self._queue.name,
-            "target": counted["target"],
-            "delayed": counted["delayed"],
-            "processing": counted["processing"],
-            "error": counted["error"],
-            "paused": int(bool(counted["paused"])),
+            **{figure: counted[figure] for figure in (*UNSETTLED, "error", "paused")},
             "stored": self._producers.stored,
             "refused": self._producers.refused,
             "acks": self._consumers.acked,
@@ -121,8 +114,6 @@ def _size(folder: str) -> int:
     """Return the bytes of the files of a folder."""
     size = 0
     for entry in reading.entries(folder):
-        try:
+        with suppress(FileNotFoundError):  # RACE: it moved on
             size += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue  # RACE: it moved on
     return size

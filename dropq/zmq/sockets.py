@@ -1,9 +1,8 @@
 """The three sockets of a server, as ZeroMQ's peers see them, and everything that bounds what these peers take of us.
 
-libzmq's own sockets cannot be bounded in bytes, and clients can end the process by their assertions; docs/design.md
-says more. Invariant: a connection has at most `ALLOWANCE` bytes of memory here; what needs more of it comes from one
-pool for all, but for one message at a time, and where the pool is empty, connections are not read. Nothing is dropped:
-a peer that leaves unread what it was sent is not read either.
+docs/design.md says why they are not libzmq's. Invariant: a connection has at most `ALLOWANCE` bytes of memory here;
+what needs more of it comes from one pool for all, but for one message at a time, and where the pool is empty,
+connections are not read. Nothing is dropped: a peer that leaves unread what it was sent is not read either.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import os
 import resource
 import selectors
 import socket as sockets
-import stat
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dropq.errors import Unavailable
+from dropq.storage.files import remove_dead_socket
 from dropq.zmq import wire
 from dropq.zmq.curve import Broken, Curve
 from dropq.zmq.zmtp import CHUNK, ID, REST, Conversation, Got
@@ -51,12 +50,12 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Peer:
     """A connection, with the public key by which it was let in; b"" without CURVE."""
 
-    def __init__(self, socket: Socket, connection: sockets.socket, address: str, curve: Curve | None) -> None:
+    def __init__(self, socket: Socket, connection: sockets.socket, address: str) -> None:
         self.socket = socket
         self.connection = connection
         self.address = address
-        self.curve = curve
-        self.talk = Conversation(socket.type, most=socket.most, frames=wire.MOST_FRAMES + 3, curve=curve)
+        self.curve = socket.curve and socket.curve()
+        self.talk = Conversation(socket.type, most=socket.most, frames=wire.MOST_FRAMES + 3, curve=self.curve)
         self.got: Got | None = None
         self.out = deque[bytes | memoryview]()
         self.unsent = self.written = 0  # bytes of these, and of all that were sent before
@@ -66,7 +65,7 @@ class Peer:
         self.begun = self.moved  # when its present message began
         self.asked_at = 0.0  # when it was asked for a sign of life, and has said nothing since
         self.mask = 0  # what the selector looks for
-        self.has_ended = self.is_ready = self.is_taker = False
+        self.has_ended = False
         self.is_paused = False  # it has said more, which is read once it has read what it was answered
         self.turn = 0  # bytes that may still be read of it in this round, where more may have come
 
@@ -92,26 +91,25 @@ class Peer:
 
 
 class Socket:
-    """One of the sockets receive, send and monitor, with at most `peers` connections.
+    """One of the sockets receive, send and monitor.
 
-    At most `hwm` messages wait here for each consumer; `curve` makes the server's side of a handshake, and None lets in
-    everybody.
+    A body has at most `most` bytes; at most `hwm` messages wait here for each consumer; `curve` makes the server's side
+    of a handshake, and None lets in everybody.
     """
 
-    def __init__(
-        self, network: Network, name: str, *, most: int, hwm: int, peers: int, curve: Callable[[], Curve] | None
-    ) -> None:
+    def __init__(self, network: Network, name: str, *, most: int, hwm: int, curve: Callable[[], Curve] | None) -> None:
         self.network = network
         self.name = name
         self.type = b"DEALER" if name == "send" else b"ROUTER"
         self.most = most + ID  # what a message says of itself has room beside its body
         self.hwm = hwm
-        self.most_peers = peers
         self.curve = curve
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most_peers = max((limit - max(limit // SHARE, KEPT)) // 3, 1)
         self.peers = dict[Peer, None]()
         self.named = dict[tuple[bytes, bytes], Peer]()
-        self.ready = deque[Peer]()  # have a message for us
-        self.takers = deque[Peer]()  # take one from us
+        self.ready = OrderedDict[Peer, None]()  # have a message for us
+        self.takers = OrderedDict[Peer, None]()  # take one from us
         self.listeners = list[sockets.socket]()
         self.accepts = False
         self.used = 0  # of the pool
@@ -148,9 +146,7 @@ class Network:
 
     def make(self, name: str, *, most: int, hwm: int, curve: Callable[[], Curve] | None = None) -> Socket:
         """Return a socket that is not bound yet; the arguments are those of `Socket`."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        peers = max((limit - max(limit // SHARE, KEPT)) // 3, 1)
-        made = Socket(self, name, most=most, hwm=hwm, peers=peers, curve=curve)
+        made = Socket(self, name, most=most, hwm=hwm, curve=curve)
         self._sockets.append(made)
         return made
 
@@ -286,33 +282,27 @@ class Network:
     def drop(self, peer: Peer, why: str = "") -> None:
         """End a connection; what had come of it whole can still be taken, unless there is a reason."""
         with self.lock:
-            self._end(peer, why)
-
-    def _end(self, peer: Peer, why: str) -> None:
-        socket = peer.socket
-        if why:
-            peer.got, peer.is_paused = None, False
-            self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
-        if not peer.has_ended:
-            peer.has_ended = True
-            self._look_for(peer, 0)
-            peer.connection.close()
-            peer.out.clear()
-            peer.unsent = peer.turn = 0
-            for known in (self._new, socket.waiting):
-                known.pop(peer, None)
-            if socket.named.get(peer.identity) is peer:
-                del socket.named[peer.identity]
-            if peer.is_taker:
-                socket.takers.remove(peer)
-        self._go_on(peer)
-        if peer.got is None:  # until then its message takes the place of a connection
-            if peer.is_ready:
-                socket.ready.remove(peer)
-                peer.is_ready = False
-            socket.peers.pop(peer, None)
-            self._accept_more(socket)
-        self._settle(peer)
+            socket = peer.socket
+            if why:
+                peer.got, peer.is_paused = None, False
+                self.log(f"{socket.name}-dropped", "%s: a connection of %s ends: %s", socket.name, name_of(peer), why)
+            if not peer.has_ended:
+                peer.has_ended = True
+                self._look_for(peer, 0)
+                peer.connection.close()
+                peer.out.clear()
+                peer.unsent = peer.turn = 0
+                for known in (self._new, socket.waiting):
+                    known.pop(peer, None)
+                if socket.named.get(peer.identity) is peer:
+                    del socket.named[peer.identity]
+                socket.takers.pop(peer, None)
+            self._go_on(peer)
+            if peer.got is None:  # until then its message takes the place of a connection
+                socket.ready.pop(peer, None)
+                socket.peers.pop(peer, None)
+                self._accept_more(socket)
+            self._settle(peer)
 
     def log(self, what: str, text: str, *values: object) -> bool:
         """Log a warning, unless one of its kind was logged a moment ago; return whether it did."""
@@ -341,7 +331,6 @@ class Network:
                     self._ask(peer, now)
 
     def _ask(self, peer: Peer, now: float) -> None:
-        """Ask a quiet consumer for a sign of life."""
         if peer.asked_at and now - peer.asked_at >= HEARTBEAT_TIMEOUT:
             self.drop(peer, f"it gave no sign of life for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not peer.asked_at and now - peer.heard >= HEARTBEAT:
@@ -381,7 +370,7 @@ class Network:
             if hasattr(sockets, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, idle)
                 connection.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, 1000 * (idle + interval * tries))
-        peer = Peer(socket, connection, where, socket.curve and socket.curve())
+        peer = Peer(socket, connection, where)
         socket.peers[peer] = None
         self._new[peer] = time.monotonic() + HANDSHAKE
         self._say(peer)
@@ -465,9 +454,8 @@ class Network:
                 peer.socket.named[peer.identity] = peer
         if peer.talk.out:
             self._say(peer)
-        if peer.got is not None and not peer.is_ready:
-            peer.is_ready = True
-            peer.socket.ready.append(peer)
+        if peer.got is not None:
+            peer.socket.ready[peer] = None
 
     def _go_on(self, peer: Peer) -> None:
         """Look for the next message of a peer, unless it has to read first."""
@@ -522,9 +510,8 @@ class Network:
         # Where it may not say more now, it is looked for until it does: most often its message is taken before that.
         reads = peer.got is None and peer.unsent <= UNREAD and peer not in socket.waiting
         self._look_for(peer, peer.mask & _READ | (_READ if reads else 0) | (_WRITE if peer.out else 0))
-        if socket.name == "send" and not peer.is_taker and peer.takes:
-            peer.is_taker = True
-            socket.takers.append(peer)
+        if socket.name == "send" and peer not in socket.takers and peer.takes:
+            socket.takers[peer] = None
 
     def _look_for(self, peer: Peer, mask: int) -> None:
         if mask == peer.mask:
@@ -540,11 +527,10 @@ class Network:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def take(self, socket: Socket) -> tuple[Peer, Got] | None:
-        """Return a peer, and what it said; peers take turns."""
+        """Return a peer, and a message that it sent; None if none waits. Peers take turns."""
         with self.lock:
             while socket.ready:
-                peer = socket.ready.popleft()
-                peer.is_ready = False
+                peer, _ = socket.ready.popitem(last=False)
                 if (got := peer.got) is not None:
                     peer.got, peer.is_paused = None, True
                     self._go_on(peer)
@@ -552,7 +538,7 @@ class Network:
                     while peer.got is None and peer.turn > 0 and not self._later and self._may_read(peer):
                         self._read(peer)
                     if peer.has_ended:
-                        self._end(peer, "")
+                        self.drop(peer)
                     self._settle(peer)
                     return peer, got
         return None
@@ -564,7 +550,7 @@ class Network:
 
 
 def received(socket: Socket) -> tuple[Peer, Got] | None:
-    """Return a peer, and a message that it sent; None if none waits."""
+    """Do `take` on the network of a socket."""
     return socket.network.take(socket)
 
 
@@ -577,10 +563,9 @@ def is_writable(socket: Socket) -> bool:
 
 
 def _has_takers(socket: Socket) -> bool:
-    takers = socket.takers
-    while takers and not takers[0].takes:
-        takers.popleft().is_taker = False
-    return bool(takers)
+    while socket.takers and not next(iter(socket.takers)).takes:
+        socket.takers.popitem(last=False)
+    return bool(socket.takers)
 
 
 def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
@@ -588,13 +573,11 @@ def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
     with socket.network.lock:  # nobody else ends a connection meanwhile
         if not is_writable(socket):
             return False
-        peer = socket.takers.popleft()
+        peer, _ = socket.takers.popitem(last=False)
         socket.network.give(peer, frames)
         peer.ends.append(peer.written + peer.unsent)
-        if not peer.takes:
-            peer.is_taker = False
-        else:
-            socket.takers.append(peer)
+        if peer.takes:
+            socket.takers[peer] = None
     return True
 
 
@@ -626,17 +609,9 @@ def _tcp(where: str) -> sockets.socket:
 
 def _local(path: str) -> sockets.socket:
     """Return a socket that is bound to a path; what a dead server left there is removed."""
+    is_abstract = path.startswith("@")
+    if not is_abstract:
+        remove_dead_socket(path)
     listener = sockets.socket(sockets.AF_UNIX)
-    if path.startswith("@"):
-        listener.bind("\0" + path[1:])
-        return listener
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise Unavailable(f"ipc://{path} cannot be bound: {path} is there, and is no socket")
-        with sockets.socket(sockets.AF_UNIX) as probe:
-            probe.setblocking(False)  # it may be there, and accept nobody
-            if probe.connect_ex(path) != errno.ECONNREFUSED:
-                raise Unavailable(f"ipc://{path} cannot be bound: another server uses it")
-        os.unlink(path)
-    listener.bind(path)
+    listener.bind("\0" + path[1:] if is_abstract else path)
     return listener

@@ -57,9 +57,6 @@ class Settled(NamedTuple):
     acked: bool
 
 
-# -- producers ---------------------------------------------------------------------------------------------------------
-
-
 def read_message(frames: Sequence[bytes]) -> Produced:
     """Read what a producer sent, `id, header..., delimiter, part...`; ValueError if it is none, but for its id."""
     try:
@@ -110,9 +107,6 @@ def fields_of(headers: Sequence[bytes]) -> dict[str, Any]:
     if PARTS in said.get("properties", ()):
         raise ValueError(f"the header has a property {PARTS}: the frames of the message say that")
     return said
-
-
-# -- consumers ---------------------------------------------------------------------------------------------------------
 
 
 def delivery(
@@ -166,9 +160,6 @@ def _finite(properties: Mapping[str, object]) -> dict[str, object]:
 def read_settlement(frames: Sequence[bytes]) -> Settled | None:
     """Read what a consumer says: `key, 1` acknowledges, anything else gives back; None if it says nothing of a key."""
     return Settled(frames[0], frames[1] == YES) if len(frames) > 1 else None
-
-
-# -- the monitor -------------------------------------------------------------------------------------------------------
 
 
 def is_question(frames: Sequence[bytes]) -> bool:

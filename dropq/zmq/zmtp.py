@@ -193,7 +193,6 @@ class Conversation:
             self._bytes = len(self._frames[0])
 
     def _obey(self, data: bytes) -> None:
-        """Do what a command says."""
         length = data[0] if data else 0
         name, rest = data[1 : 1 + length], data[1 + length :]
         if self.is_open:
