@@ -466,7 +466,10 @@ def is_gone(error: OSError) -> bool:
 
 def read_body(path: str, limit: int | None = None) -> bytes:
     """Read a message's body whole; OSError (EFBIG), unread, if it is longer than the limit."""
-    fd = open_file(path, READ)
+    try:
+        fd = os.open(path, READ)
+    except BlockingIOError:
+        fd = open_file(path, READ)
     try:
         return _read_open(fd, path, limit)
     finally:
@@ -651,10 +654,15 @@ def _ms_of(path: str, time: str, gone: int | None) -> int:
 
 
 def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
-    """Read a file as `read_body` does; return it, and what `times` says of it."""
+    """Read a file whole, or raise OSError (EFBIG) unread; return it, and what `times` says of it."""
     with closing(open_file(path, READ)) as fd:
         found = os.fstat(fd)
-        return _read_open(fd, path, limit), (found.st_atime_ns, found.st_mtime_ns)
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        body = os.read(fd, found.st_size + 1)
+        while len(body) != found.st_size and (more := os.read(fd, READ_SIZE)):
+            body += more
+    return body, (found.st_atime_ns, found.st_mtime_ns)
 
 
 def times(path: str) -> tuple[int, int]:
