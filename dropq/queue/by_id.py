@@ -167,7 +167,7 @@ def _taken(context: QueueContext, file: MessageFile, state: str, subscription: S
         return file.claim if file.claim is not None and file.claim.ours and not file.claim.of_barrier else None
     if context.paused:
         return None
-    claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
+    claim = Claims(context).claim(file, next(subscription._owners), 0, state=state)
     if claim is not None:
         claim.body = None  # it was compared before, or nobody has read it
     return claim

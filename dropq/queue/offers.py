@@ -97,8 +97,8 @@ class Offers:
         self._context = context
         self._moves = Moves(context)
         self._presence = presence
-        self._owners = owners
-        self._deadline = deadline
+        self.owners = owners
+        self.deadline = deadline
         self._rest = FilterRest(context)
         of_queue = self._belongs if self._rest.is_put_aside else self._rest.matches
         self._matches = _all_of(belonging_here(context), of_queue, None if filter is None else matcher(context, filter))
@@ -289,7 +289,7 @@ class Offers:
         if not self._acked or file.name.id not in self._acked:
             return False
         try:
-            return early_acks.settle(self._context, file, next(self._owners), self._deadline())
+            return early_acks.settle(self._context, file, next(self.owners), self.deadline())
         except StorageError as error:
             self.pass_over(file, error)
             return True

@@ -412,7 +412,7 @@ class Journal:
                     deliver_delayed(context, file.filename)  # target/, which is next, then has it
                     continue
                 deadline = lease_end(context.clock, self.lease)
-                claim = Claims(context).claim(file, self._subscription._next_owner(), deadline, again=True)
+                claim = Claims(context).claim(file, next(self._subscription._owners), deadline, again=True)
                 if claim is not None:
                     claim.body = bodies.get(key)
                     claimed[key] = self._subscription._adopt(claim)

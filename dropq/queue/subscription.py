@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -37,7 +37,7 @@ from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
 from dropq.policies.wanted import Wanting
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
-from dropq.queue.offers import UNTOUCHED, CameBack, Offers
+from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.waiting import Waiting
 from dropq.storage.clock import lease_end, pass_tick
 from dropq.storage.failures import describe, storage_error
@@ -55,14 +55,6 @@ SHOWN = 3
 SETTLED_LOOK = 0.02
 
 _ALPHABET = string.digits + string.ascii_lowercase
-
-
-class Swept(Protocol):
-    """What a sweep did."""
-
-    @property
-    def total(self) -> int:
-        """How many messages and files it moved."""
 
 
 class SweepOnTheWay(Protocol):
@@ -84,10 +76,13 @@ class SweepOnTheWay(Protocol):
     def has_begun(self) -> bool:
         """Whether an upkeep has begun, and slices of it are to follow."""
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> Swept:
+    def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing.
 
         While target/ is `quiet`, and nothing was found to bring back, it only looks for what changes without target/.
+
+        Returns:
+            Whether it moved anything.
         """
 
     def stir(self) -> None:
@@ -101,19 +96,20 @@ class SweepOnTheWay(Protocol):
 
 
 class Subscription:
-    """A consumer of one queue.
+    """A consumer of one queue, as `Queue.subscribe` opens it.
+
+    If it is detached, its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
 
     Args:
-        client_id: the holder's name, for people who read processing/.
-        max_backlog: how many messages it may hold at once; None for no limit.
-        lease: seconds after which a claim runs out; None for never.
-        filter: which messages it takes; None for all.
         sweep: the sweep that it does on the way.
-        detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
-        named: its client counts as coming back; it cannot be detached.
         at_end: called once it has ended.
 
+    Attributes:
+        max_backlog: how many messages it may hold at once; None for no limit.
+        lease: seconds after which a claim runs out; None for never.
+
     Raises:
+        ConfigError, InvalidFilter, Unavailable, ValueError: as of `Queue.subscribe`.
         NoSuchQueue: the queue is gone.
         StorageError: it cannot show that it lives; no message was touched.
     """
@@ -122,18 +118,27 @@ class Subscription:
         self,
         context: QueueContext,
         *,
-        client_id: str,
-        max_backlog: int | None,
-        lease: float | None,
+        client_id: str | None = None,
+        max_backlog: int | None = None,
+        lease_period: Duration | None = None,
         filter: str | None = None,
         sweep: SweepOnTheWay,
         detached: bool = False,
         named: bool = False,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        self.id = subscription_id(client_id)
-        self.max_backlog = max_backlog
-        self.lease = lease
+        if filter is not None:
+            from dropq.filters import check_chooses
+
+            check_chooses(filter)
+        if max_backlog is not None and max_backlog < 1:
+            raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
+        if named and (detached or not client_id):
+            raise ValueError("a named subscription has a client_id, by which it comes back, and is not detached")
+        limits = (max_backlog, context.config.max_per_subscription_backlog)
+        self.max_backlog = min((limit for limit in limits if limit is not None), default=None)
+        self.lease = lease = _lease(context, lease_period, detached=detached)
+        self.id = subscription_id(client_id or f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}")
         self._context = context
         self._claims = Claims(context)
         self._settles_first = context.config.semantics == "at-most-once"
@@ -151,7 +156,7 @@ class Subscription:
         self._closed = False
         self._at_end = at_end
         _OF_THIS_PROCESS[self.id] = self
-        policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
+        policies = policies_for(context, self.id, allowed=self.max_backlog, filter=filter, lasting=not detached)
         self._waiting = Waiting(
             context.layout.target,
             leaving=() if policies is None else policies.wait_for,
@@ -168,9 +173,7 @@ class Subscription:
         if policies is not None:
             from dropq.queue.by_policy import Admission  # few queues have a policy
 
-            self._admission = Admission(
-                policies, self._offers, self._claims, owners=self._owners, deadline=self._deadline
-            )
+            self._admission = Admission(policies, self._offers, self._claims)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -184,28 +187,23 @@ class Subscription:
             The message; None if no message came in that time, it already holds as many as it may (max_backlog), or it
             was closed meanwhile. A signal handler that interrupts its own thread's receive gets None at once.
         """
-        if self._closed or self._forks != FORKS.count:
+        if self._closed:
             self._refuse()
-        news = self._waiting.news
-        message = self._next()
-        return message if message is not None else self._wait(news, timeout, None)
+        return self._receive(timeout)
 
-    def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
+    def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
         """Do what `receive` does; return None once closed, or soon after it was given up and `_wake` was called.
 
         A caller that gave up returns a message that was claimed after that.
         """
         news = self._waiting.news
-        message = self._next()
-        return message if message is not None else self._wait(news, timeout, given_up)
-
-    def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] | None) -> Message | None:
-        """Wait for a message, after an attempt that found none."""
+        if (message := self._next()) is not None:
+            return message
         if self._receiving == threading.get_ident():
             return None  # this thread's own attempt waits for its signal handler, which is here
         if self._admission is not None:
-            ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
-            if (message := self._admission.after_others(self._next, ended)) is not None:
+            message = self._admission.after_others(self._next, lambda: self._closed or given_up())
+            if message is not None:
                 return message
         if self._wanting is not None:
             self._say_wanted(self._wanting)
@@ -217,7 +215,7 @@ class Subscription:
             until,
             attempt=self._next if self._wanting is None else self._next_or_wanted,
             next_attempt=lambda: self._next_attempt,
-            given_up=given_up or bool,
+            given_up=given_up,
             is_quiet=lambda: self._offers.is_quiet,
         )
 
@@ -232,7 +230,7 @@ class Subscription:
 
     def _say_wanted(self, wanting: Wanting) -> None:
         """Say that messages are wanted, unless a pause, a policy or its own limit holds back what is there."""
-        room = None if self.max_backlog is None else self.max_backlog - len(self._held)
+        room = self._room
         has_room = room is None or room > 0
         if wanting.again_in <= 0 and has_room and not (self._closed or self._is_kept_back or self._context.paused):
             wanting.say(room)
@@ -258,7 +256,6 @@ class Subscription:
             if n > 0:
                 most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
             raise ValueError(f"receive_many({n}): {most}; nothing was received")
-        admission = self._admission
         messages = list[Message]()
         try:
             if (first := self._receive(timeout, given_up)) is not None:
@@ -272,9 +269,9 @@ class Subscription:
                 raise
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
         finally:
-            if admission is not None:
+            if self._admission is not None:
                 with self._lock:  # another thread may be about to take one
-                    admission.give_back_ahead()
+                    self._admission.give_back_ahead()
         return messages
 
     def _next_of(self, count: int) -> Message | None:
@@ -282,8 +279,8 @@ class Subscription:
         if self._admission is None:
             return self._next()
         with self._lock:
-            room = count if self.max_backlog is None else min(count, self.max_backlog - len(self._held))
-            self._admission.more = room - 1
+            room = self._room
+            self._admission.more = (count if room is None else min(count, room)) - 1
             try:
                 return self._next()
             finally:
@@ -426,14 +423,6 @@ class Subscription:
         is_kept = self._admission is not None and self._admission.policies.decision.why == "barrier"
         return is_kept and self._offers.passes_over
 
-    def _once(self, message: Message) -> AbstractContextManager[CameBack]:
-        """Do what `Offers.once` does."""
-        return self._offers.once(message)
-
-    def _pass_over_rest(self) -> None:
-        """Leave what the queue's filter keeps from every consumer where it is."""
-        self._offers.puts_aside = False
-
     def _snapshot(self) -> None:
         """Sweep if that is due, as it may deliver messages; from then on offer only what waits at this moment."""
         self._next(self._freeze)
@@ -475,8 +464,10 @@ class Subscription:
             self._attend()
         if offers.is_quiet and (self._admission is None or self._admission.note_quiet()):
             return None
-        if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
-            return None
+        if self.max_backlog is not None and len(self._held) >= self.max_backlog:
+            self._forget_lost()
+            if len(self._held) >= self.max_backlog:
+                return None
         if self._admission is not None:
             taken = self._admission.take(listings)
             if taken is None:
@@ -527,7 +518,7 @@ class Subscription:
         self._forget_lost()  # before the sweep that returns them
         try:
             # Consumers that died and held nothing are cleared away while they would have a part of the view.
-            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet).total:
+            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet):
                 self._offers.is_quiet = False
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
@@ -538,13 +529,10 @@ class Subscription:
         if self._presence is not None:
             self._presence.announce(addresses)
 
-    def _has_room(self) -> bool:
-        self._forget_lost()
-        return self.max_backlog is None or len(self._held) < self.max_backlog
-
-    def _next_owner(self) -> str:
-        """Return the owner of the next claim: no two claims of any processes have the same."""
-        return next(self._owners)
+    @property
+    def _room(self) -> int | None:
+        """How many more messages it may hold; None for any number."""
+        return None if self.max_backlog is None else self.max_backlog - len(self._held)
 
     def _message_of(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
         """Return a claimed message, which counts as held; `file` is how it waited, if it did."""
@@ -718,41 +706,11 @@ def held_here(context: QueueContext, owner: str) -> Message | None:
     return subscription._held.get(owner)
 
 
-def subscribe(
-    context: QueueContext,
-    *,
-    client_id: str | None,
-    filter: str | None,
-    max_backlog: int | None,
-    lease_period: Duration | None,
-    detached: bool,
-    named: bool = False,
-    sweep: SweepOnTheWay,
-    at_end: Callable[[], None] | None = None,
-) -> Subscription:
-    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` and `at_end` as for `Subscription`."""
-    if filter is not None:
-        from dropq.filters import check_chooses
-
-        check_chooses(filter)
-    if max_backlog is not None and max_backlog < 1:
-        raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
+def _lease(context: QueueContext, lease_period: Duration | None, *, detached: bool) -> float | None:
+    """Return the seconds after which a claim runs out; None for never."""
     lease = context.config.lease_period if lease_period is None else parse_duration(lease_period)
     if lease_period is not None and (lease or 0) < LEAST_LEASE:
         raise ValueError(f"lease_period {lease_period!r}: at least 1ms, or None for the queue's own")
-    if named and (detached or not client_id):
-        raise ValueError("a named subscription has a client_id, by which it comes back, and is not detached")
     if detached and not lease:
         raise ConfigError("a claim that outlives its process needs a lease: give a lease_period")
-    limits = [limit for limit in (max_backlog, context.config.max_per_subscription_backlog) if limit is not None]
-    return Subscription(
-        context,
-        client_id=client_id or f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}",
-        max_backlog=min(limits) if limits else None,
-        lease=lease or None,
-        filter=filter,
-        sweep=sweep,
-        detached=detached,
-        named=named,
-        at_end=at_end,
-    )
+    return lease or None
