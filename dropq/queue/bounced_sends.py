@@ -28,7 +28,7 @@ class _Returning(Sender):
     """Sends to a return address, which is asked for room, and never waited for."""
 
     def __init__(self, destination: QueueContext, origin: str) -> None:
-        self.name, self._opened = destination.name, Outlet(destination)
+        super().__init__(destination)
         self._marks = {"origin": origin, "reason": OVERFLOW, "hops": 1}
         self._limits = SendLimits(self.name, destination, rejects=True, waits=False)
 

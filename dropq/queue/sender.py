@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from itertools import islice
 from typing import IO, Any, NamedTuple, TypeVar
@@ -85,6 +85,9 @@ class Sender:
     _overflowing: Mapping[str, Sender] = {}
     #: What sends, once the queue is open.
     _opened: Outlet | None = None
+
+    def __init__(self, destination: QueueContext) -> None:
+        self.name, self._opened = destination.name, Outlet(destination)
 
     @property
     def _outlet(self) -> Outlet:
@@ -170,22 +173,13 @@ class Sender:
         headers = Headers(
             priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
-        try:
-            return self._send(body, headers)
-        except (QueueFull, NoSuchQueue) as refused:
-            return self._instead(refused)._send(body, headers)
+        return self._to_who_takes(lambda sender: sender._send(body, headers))
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
-        outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
-        if headers == PLAIN and not self._marks:
-            message_id, not_before = outlet.context.root.ids.next(), 0
-            file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
-            if time.monotonic() >= self._asks_at and not self._admit():
-                return Sent(message_id, False, "")
-        else:
-            file, message_id, not_before = self._address_of(body, headers, asks=True)
-            if not file:
-                return Sent(message_id, False, "")
+        file, message_id, not_before = self._address_of(body, headers, asks=True)
+        if not file:
+            return Sent(message_id, False, "")
+        outlet = self._outlet
         data = body.encode() if isinstance(body, str) else body
         distributed = outlet.send_new(file, data, not_before=not_before)
         return Sent(message_id, True, outlet.context.name, distributed)
@@ -293,15 +287,8 @@ class Sender:
             context.storage.together(context.layout.working, len(batch)) as each,
         ):
             for message in batch:
-                if isinstance(message, Mapping) or self._marks:
-                    message = message if isinstance(message, Mapping) else {"body": message}
-                    body = _body_of(message)
-                    headers = Headers(**{key: value for key, value in message.items() if key != "body"})
-                    file, message_id, not_before = self._address_of(body, headers)
-                else:
-                    body, not_before = message, 0
-                    message_id = context.root.ids.next()
-                    file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
+                body, headers = _parts_of(message) if isinstance(message, Mapping) else (message, PLAIN)
+                file, message_id, not_before = self._address_of(body, headers)
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, context.name), not_before
                 self._outlet.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
@@ -350,7 +337,11 @@ class Sender:
                     raise
             else:
                 return
-        with error_context("nothing was sent"), _reading(source) as body, self._staged(file) as writing:
+        with (
+            error_context("nothing was sent"),
+            open(source, "rb") if isinstance(source, str) else nullcontext(source) as body,
+            self._staged(file) as writing,
+        ):
             shutil.copyfileobj(body, writing, READ_SIZE)
         self._send_staged(sent, one, file, not_before)
         if moved is not None:
@@ -465,6 +456,11 @@ class Sender:
         # First: a queue that is refused is refused before the clock writes its probe.
         outlet = self._opened or self._outlet
         context, chosen = outlet.context, headers.message_id is not None
+        if headers == PLAIN and not (self._marks or records or filename):
+            message_id = context.root.ids.next()
+            if asks and time.monotonic() >= self._asks_at and not self._admit():
+                return "", message_id, 0
+            return names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B"), message_id, 0
         if headers.message_id is not None:
             names.check_message_id(headers.message_id)
         known: dict[str, Any] = {"priority": headers.priority, "message_class": _class_of(body, headers)}
@@ -524,7 +520,6 @@ class Sender:
             other._stop_waiting()
 
     def _limits_of_sends(self) -> SendLimits:
-        """Return what lets messages in."""
         return SendLimits(self._destination.name, self._destination, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
@@ -534,10 +529,6 @@ class Sender:
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self._destination.clock.now_ms() + int(seconds * 1000) if seconds else 0
-
-
-def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
-    return open(source, "rb") if isinstance(source, str) else nullcontext(source)
 
 
 def _class_of(body: bytes | str, headers: Headers) -> str:
@@ -552,11 +543,11 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
     return message_class
 
 
-def _body_of(message: Mapping[str, Any]) -> bytes | str:
+def _parts_of(message: Mapping[str, Any]) -> tuple[bytes | str, Headers]:
+    """Return the body and the headers of a message of `send_many`."""
     unknown = ", ".join(sorted(map(repr, message.keys() - {"body", *Headers._fields})))
     if unknown:
         raise ValueError(f"a message of send_many says {unknown}, which send does not take")
     if "body" not in message:
         raise ValueError("a message of send_many has no `body`")
-    body: bytes | str = message["body"]
-    return body
+    return message["body"], Headers(**{key: value for key, value in message.items() if key != "body"})
