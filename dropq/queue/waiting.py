@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dropq.lifecycle.timing import Timing
-from dropq.storage.watch import NOBODY, RESCAN, Watch
+from dropq.storage.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
     from dropq.queue.message import Message
@@ -35,13 +35,13 @@ class Waiting:
         self,
         folder: str,
         *,
-        leaving: Sequence[str] = (),
+        leaving: Sequence[str],
         timing: Timing,
-        moved_in: Callable[[str], object] | None = None,
+        moved_in: Callable[[str], object],
     ) -> None:
         self._folder = folder
         self._leaving = leaving
-        self._moved_in = NOBODY if moved_in is None else {folder: moved_in}
+        self._moved_in = {folder: moved_in}
         self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
@@ -116,11 +116,15 @@ class Waiting:
 
 
 class Ending:
-    """Ends a request before its time, from another thread."""
+    """Ends a request before its time, from another thread.
+
+    Attributes:
+        wake: wakes the thread that waits for the answer.
+    """
 
     def __init__(self) -> None:
         self._given_up = False
-        self._wake: Callable[[], None] | None = None
+        self.wake: Callable[[], object] = bool
 
     def has_come(self) -> bool:
         """Return whether the request was given up."""
@@ -129,10 +133,4 @@ class Ending:
     def give_up(self) -> None:
         """Let the request return None soon."""
         self._given_up = True
-        # RACE: a request that has nothing to wake yet sees afterwards that it was given up.
-        if self._wake is not None:
-            self._wake()
-
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Say what wakes the thread that waits for the answer."""
-        self._wake = wake
+        self.wake()  # RACE: a request that has nothing to wake yet sees afterwards that it was given up
