@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import BufferedWriter
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -58,24 +57,16 @@ class TooManyOutputs(ValueError):
     """Raised when more than `MOST` messages are made of one; nothing was sent."""
 
 
-class InRoot(Protocol):
-    """A directory that holds queues, as `Root` is."""
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-
-
 class Named(Protocol):
-    """What has the name of a queue or topic, as `Queue` and `Topic` do."""
+    """A queue or a topic, as `Queue` and `Topic` are."""
 
     @property
     def name(self) -> str:
         """Its name."""
 
     @property
-    def root(self) -> InRoot:
-        """The root that it is in."""
+    def root(self) -> Any:
+        """The root that it is in, which has a `path`."""
 
 
 class Out:
@@ -97,13 +88,16 @@ class Out:
     __slots__ = ("body", "fields", "root", "to")
 
     def __init__(self, to: str | Named | None, body: bytes | str, **fields: Any) -> None:
-        if not isinstance(to, str | None) and not (hasattr(to, "name") and hasattr(to, "root")):
-            kind = type(to).__name__
-            raise TypeError(f"Out: give a queue, a topic or the name of one, not {kind}; of an aio.Queue, its `queue`")
-        self.to = (to or "" if isinstance(to, str | None) else to.name).removeprefix(names.TOPIC_REPLY)
+        self.root: str | None = None
+        if not isinstance(to, str | None):
+            if not (hasattr(to, "name") and hasattr(to, "root")):
+                kind = f"{type(to).__name__}; of an aio.Queue, its `queue`"
+                raise TypeError(f"Out: give a queue, a topic or the name of one, not {kind}")
+            self.root = str(to.root.path)
+            to = to.name
+        self.to = (to or "").removeprefix(names.TOPIC_REPLY)
         self.body = body
         self.fields = fields
-        self.root = None if isinstance(to, str | None) else str(to.root.path)
         if not self.to:
             raise ValueError("Out: give the name of a queue or topic; a message whose reply_to is None has none")
         if not isinstance(body, bytes | str):
@@ -193,13 +187,8 @@ class Destinations:
         return sender
 
     def _open(self, sender: Sender) -> None:
-        """Open the queue of a sender, and refuse one on a circle."""
-        self._check(sender._destination)
-        if self._client_id and sender._destination.layout.is_topic:
-            sender._marks = {**sender._marks, "from_client": self._client_id}
-
-    def _check(self, to: QueueContext) -> None:
-        """Raise ConfigError if what is sent there comes back to this queue by a topic."""
+        """Open the queue of a sender; raise ConfigError if what is sent there comes back to this queue by a topic."""
+        to = sender._destination
         with error_context(fan_out.UNSETTLED):
             own = waypoint_at(self.context.layout.base)
             way = Circles().by_topic(waypoint_at(to.layout.base), own)
@@ -207,6 +196,8 @@ class Destinations:
             raise ConfigError(
                 f"{words([own.address, *way])}: what is made of messages of {own.address} cannot go to {to.name}"
             )
+        if self._client_id and to.layout.is_topic:
+            sender._marks = {**sender._marks, "from_client": self._client_id}
 
     def instead(self, sender: Sender, missing: NoSuchQueue) -> Sender:
         """Return the sender to the dead-letter queue, for one whose queue is missing.
@@ -334,7 +325,8 @@ class OutputWriter:
     def drop(self) -> None:
         """Make no message of it."""
         self.close()
-        self._outputs._drop(self)
+        self._outputs._open.discard(self)
+        self._outputs._context.storage.unlink(f"{self._outputs._folder}/{self._draft}")
 
     def close(self) -> None:
         """Close its file."""
@@ -394,7 +386,7 @@ class Outputs:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def add_all(self, outs: Iterable[Out]) -> None:
+    def add_all(self, outs: Out | Iterable[Out]) -> None:
         """Stage messages; each queue is asked for room for all of its own, before anything is staged.
 
         Raises:
@@ -403,9 +395,7 @@ class Outputs:
             NoSuchQueue: a queue is missing, and nothing takes its messages.
             ConfigError, StorageError: it lies where no rename leads, or the file system refused.
         """
-        if not isinstance(outs, Iterable):
-            raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(outs).__name__}")
-        outs = list(outs)
+        outs = list(outs) if isinstance(outs, Iterable) else [outs]
         for out in outs:
             if not isinstance(out, Out):
                 raise TypeError(f"what goes out with an ack is a dropq.Out, or several, not {type(out).__name__}")
@@ -475,7 +465,6 @@ class Outputs:
         return sender
 
     def _writer(self, sender: Sender, out: Out, folder: str) -> OutputWriter:
-        """Begin a message that is written piece by piece."""
         self._destinations.folder(sender._destination)
         fd = fan_out.new_draft(self._context, folder, self._count, sender._destination)
         part = OutputWriter(self, sender, out, self._count, fd)
@@ -483,7 +472,6 @@ class Outputs:
         return part
 
     def _written(self, sender: Sender, out: Out, folder: str) -> None:
-        """Write a message whose body is there."""
         to, body = sender._destination, out.body
         file = self._file_name(sender, out)
         destination = self._destinations.folder(to)
@@ -492,7 +480,7 @@ class Outputs:
         self._note(name, destination, sender)
 
     def _own_name(self, claim: Claim) -> str:
-        """Return the file name that an ack archives the message by."""
+        """Return the file name by which an ack archives the message."""
         if claim.number == 1 and not names.may_be_marked(claim.own_name):
             return claim.own_name
         return self._context.sidecars.fit(naming.counted(self._context, claim))
@@ -524,10 +512,6 @@ class Outputs:
         self._storage = self._storage.at_least(to.storage.durability)
         if to.layout.is_topic:
             self._topics[to.name] = sender
-
-    def _drop(self, part: OutputWriter) -> None:
-        self._open.discard(part)
-        self._context.storage.unlink(f"{self._folder}/{part._draft}")
 
     def _file_name(self, sender: Sender, out: Out) -> str:
         """Return the file name that a message gets, with a new id."""
