@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dropq.durations import parse_duration
-from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
@@ -37,10 +37,10 @@ from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
 from dropq.policies.wanted import Wanting
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
-from dropq.queue.offers import UNTOUCHED, Offers
+from dropq.queue.offers import Offers, untouched
 from dropq.queue.waiting import Waiting
 from dropq.storage.clock import lease_end, pass_tick
-from dropq.storage.failures import describe, storage_error
+from dropq.storage.failures import describe
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
 
@@ -681,17 +681,13 @@ def subscription_id(client_id: str) -> str:
 
 def _presence(context: QueueContext, subscription: str, client_id: str | None) -> Presence:
     """Show that a subscription lives, and note its client if it is named."""
-    try:
+    with untouched(context):
         if client_id is not None:
             named_clients.note(context, client_id)
         presence = Presence(context.layout.consumers, subscription, context.storage)
         if client_id is not None and not presence.is_locked:
             named_clients.note_unlocked(context, client_id)
         return presence
-    except FileNotFoundError as error:
-        raise NoSuchQueue(f"queue {context.name} is not there any more: {context.layout.home}") from error
-    except OSError as error:
-        raise storage_error(error, UNTOUCHED) from error
 
 
 #: The subscriptions of this process by id, as long as anybody refers to them.
