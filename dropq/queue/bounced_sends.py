@@ -78,7 +78,6 @@ class BouncingSender(Sender):
             yield writing
 
     def _to(self, reply_to: str | None) -> Sender:
-        """Return the sender to a return address."""
         if reply_to is not None:
             check_text("reply_to", reply_to)
         address = (reply_to or "").removeprefix(TOPIC_REPLY)

@@ -68,10 +68,6 @@ class RecordWriter:
     keeps what was written to it. Any threads may share it. In a child after a fork it sends nothing, and refuses
     records. A signal handler may use it, but for the moments in which the handler's own thread is inside of it: then it
     raises DropqError, and the handler raises an exception, such as SystemExit, to let the end of the block send.
-
-    Args:
-        queue: where it sends to.
-        format, max_records, max_bytes, linger, header, fields: as of `Queue.record_writer`.
     """
 
     def __init__(

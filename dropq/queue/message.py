@@ -220,7 +220,6 @@ class Message(MessageView):
             self._ack_with(outputs)
 
     def _ack_with(self, outputs: Outputs) -> None:
-        """Acknowledge it, and send what was made of it."""
         outputs.sync()
         self._settle(outputs.archive)
         outputs.distribute()

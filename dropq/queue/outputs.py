@@ -116,7 +116,6 @@ class Destinations:
     """Where the messages go that are made of a queue's messages; each queue is opened once.
 
     Args:
-        context: the queue.
         sender_of: returns what sends to an address.
         given_up: whether nobody waits any more until a queue has room.
         on_new: called after an address was asked for that was not before.
@@ -372,7 +371,6 @@ class Outputs:
 
     @staticmethod
     def _claims_of(message: MessageView) -> Claims:
-        """Return what settles a message as a whole."""
         records = message._records
         settlement = message._settlement if records is None else records.claims
         why = ""
@@ -504,7 +502,6 @@ class Outputs:
         self._note(name, destination, part._sender)
 
     def _note(self, name: str, destination: DestinationFolder, sender: Sender) -> None:
-        """Note a message that is whole."""
         to = sender._destination
         self._parts[name] = destination
         if not to.storage.syncs_files:
@@ -514,7 +511,6 @@ class Outputs:
             self._topics[to.name] = sender
 
     def _file_name(self, sender: Sender, out: Out) -> str:
-        """Return the file name that a message gets, with a new id."""
         file = self._message._file
         if file.plain and not out.fields and not sender._marks:
             message_class = "T" if isinstance(out.body, str) else "B"
@@ -527,7 +523,9 @@ class Outputs:
     def _headers(self, out: Out) -> Headers:
         """Return the headers of a message: what is not said is that of the message it is made of."""
         message, name, fields = self._message, self._message._name, out.fields
-        correlation_id = name.correlation_id or (message.id if _is_text(message.id) else None)
+        correlation_id = name.correlation_id or (
+            message.id if _passes(check_text, "correlation_id", message.id) else None
+        )
         properties = {key: value for key, value in name.properties.items() if _is_inherited(key, value)}
         if not fields:
             return Headers(priority=name.priority, correlation_id=correlation_id, properties=properties or None)
@@ -591,28 +589,21 @@ class Outputs:
 
 
 def _is_same(path: str, other: str) -> bool:
-    """Return whether two paths lead to one folder."""
     try:
         return os.path.samefile(path, other)
     except OSError:
         return False  # one of them is gone
 
 
-def _is_text(text: str) -> bool:
-    """Return whether an id can be a correlation id: that of a foreign file may not be UTF-8."""
-    try:
-        check_text("correlation_id", text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_inherited(key: str, value: Any) -> bool:
-    """Return whether a property is handed on: a script may have written one that nobody can send."""
-    if key in _NOT_INHERITED or key.startswith(names.RESERVED):
-        return False
+    is_own = key in _NOT_INHERITED or key.startswith(names.RESERVED)
+    return not is_own and _passes(names.check_property, key, value)
+
+
+def _passes(check: Callable[[str, Any], object], key: str, value: Any) -> bool:
+    """Return whether a value can be sent: a script or a foreign file may have one that nobody can send."""
     try:
-        names.check_property(key, value)
+        check(key, value)
     except ValueError:
         return False
     return True

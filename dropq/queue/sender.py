@@ -248,7 +248,6 @@ class Sender:
             batch = batch[admitted or 1 :]
 
     def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
-        """Return the result for a discarded message."""
         chosen = message.get("message_id") if isinstance(message, Mapping) else None
         return Sent(chosen or self._destination.root.ids.next(), False, "")
 
@@ -383,9 +382,9 @@ class Sender:
             if reading.device(source) != reading.device(self._destination.layout.target):
                 return False
             self._destination.storage.adopt(source)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise self._destination.refused(error, "nothing was sent") from error
+        except FileNotFoundError as error:
+            raise self._destination.refused(error, "nothing was sent") from error
+        except OSError:
             return False  # not ours
         return True
 
@@ -523,7 +522,6 @@ class Sender:
         return SendLimits(self._destination.name, self._destination, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
-        """Return the file names of `count` messages that have no header but their class."""
         return [names.plain_name(message_id, 4, message_class) for message_id in self._destination.root.ids.take(count)]
 
     def _in(self, period: Duration) -> int:
@@ -544,7 +542,6 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
 
 
 def _parts_of(message: Mapping[str, Any]) -> tuple[bytes | str, Headers]:
-    """Return the body and the headers of a message of `send_many`."""
     unknown = ", ".join(sorted(map(repr, message.keys() - {"body", *Headers._fields})))
     if unknown:
         raise ValueError(f"a message of send_many says {unknown}, which send does not take")

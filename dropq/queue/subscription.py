@@ -192,7 +192,7 @@ class Subscription:
         return self._receive(timeout)
 
     def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
-        """Do what `receive` does; return None once closed, or soon after it was given up and `_wake` was called.
+        """Do what `receive` does; return None once closed, or soon after it was given up and woken.
 
         A caller that gave up returns a message that was claimed after that.
         """
@@ -234,10 +234,6 @@ class Subscription:
         has_room = room is None or room > 0
         if wanting.again_in <= 0 and has_room and not (self._closed or self._is_kept_back or self._context.paused):
             wanting.say(room)
-
-    def _wake(self) -> None:
-        """Let the thread that waits for a message see whether it was given up."""
-        self._waiting.wake()
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
         """Claim up to n messages: wait for the first, then take as many of the others as are there.
@@ -544,7 +540,6 @@ class Subscription:
         return message
 
     def _forget(self, owner: str) -> None:
-        """Stop counting a claim that was settled."""
         self._held.pop(owner, None)
         self._looped.pop(owner, None)
         waiting = self._waiting

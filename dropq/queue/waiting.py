@@ -97,7 +97,6 @@ class Waiting:
                 self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
 
     def _rest(self, watch: Watch, until: float, given_up: Callable[[], bool]) -> None:
-        """Wait without an attempt, unless the subscription is closed, or the wait given up."""
         while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
             watch.rest(left)
 

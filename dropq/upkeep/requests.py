@@ -124,7 +124,7 @@ class Requester:
     def _next(self, seconds: float, sent: Sent, ending: Ending) -> Message | None:
         """Wait for a message; return None if no message came in time."""
         assert self._subscription is not None
-        ending.wake = self._subscription._wake
+        ending.wake = self._subscription._waiting.wake
         removed: NoSuchQueue | None = None
         try:
             message = self._subscription._receive(seconds, ending.has_come)
