@@ -79,8 +79,7 @@ def walk(
 ) -> Iterator[Message]:
     """Yield the messages of a state in order of delivery, DEPTH by a listing; what comes meanwhile may be there.
 
-    Args:
-        stop: asked at each message, also at those that do not match; True ends it.
+    `stop` is asked at each message, also at those that do not match; True ends it.
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     view = view_of(context, state, depth=DEPTH, settled=False)

@@ -31,11 +31,7 @@ class _SeveralBearIt(LeaseLost):
 
 
 def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Message:
-    """Take up a claim by its receipt, or, if leasing is `sublet`, by the message's id.
-
-    Raises:
-        LeaseLost: there is no such claim, or there are several of the id.
-    """
+    """Take up a claim by its receipt, or, if leasing is `sublet`, by an id; LeaseLost if there is none, or several."""
     filename, body = split_receipt(receipt)
     claim = context.sidecars.file(filename).claim
     if claim is None or not claim.ours or "/" in filename or "\0" in receipt:

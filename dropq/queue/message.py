@@ -16,7 +16,6 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import islice
 from traceback import format_exception
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from dropq.durations import Duration as Duration
@@ -28,7 +27,6 @@ from dropq.lifecycle.endings import HowReturned
 from dropq.lifecycle.moving import sync_settled
 from dropq.lifecycle.processing import listing_once
 from dropq.lifecycle.settlement import Claims, Settlement, drop_private
-from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
 from dropq.queue.message_view import utc as utc
 from dropq.records.rows import fields_of
@@ -194,7 +192,7 @@ class Message(MessageView):
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._claim is None:
             return  # settled inside
         if error is None:
@@ -477,7 +475,7 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.number not in self._bundle.cursor.unsettled:
             return  # settled inside
         if error is None:
@@ -496,8 +494,7 @@ class Bundle:
         failures: how many of its records have failed before, by the same reader.
 
     Raises:
-        ValueError: the format is unknown, or the body is a table.
-        LeaseLost, NoSuchMessage, StorageError: as of `Message.unsettled`.
+        ValueError, LeaseLost, NoSuchMessage, StorageError: as of `Message.records`.
     """
 
     def __init__(

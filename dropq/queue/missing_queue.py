@@ -38,8 +38,7 @@ class MissingQueueSender(Sender):
 def missing_queue_sender(root: RootContext, origin: str, *, publishes: bool = False) -> MissingQueueSender | None:
     """Return the sender to the dead-letter queue; None if `origin` exists, or its messages cannot be dead letters.
 
-    Raises:
-        Unavailable: `origin` is away.
+    It raises Unavailable if `origin` is away.
     """
     if find_layout(root.layout.path, origin) is not None:
         return None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import BufferedWriter
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
@@ -115,11 +114,8 @@ class Out:
 class Destinations:
     """Where the messages go that are made of a queue's messages; each queue is opened once.
 
-    Args:
-        sender_of: returns what sends to an address.
-        given_up: whether nobody waits any more until a queue has room.
-        on_new: called after an address was asked for that was not before.
-        client_id: the name of who publishes to topics; "" without one.
+    Once `given_up` returns True, nobody waits until a queue has room. `on_new` is called after an address was asked for
+    that was not before. The `client_id` names who publishes to topics; "" without one.
     """
 
     def __init__(
@@ -146,11 +142,7 @@ class Destinations:
         return [address for address in list(self._senders) if not names.is_temporary(address)]  # threads may add some
 
     def refuse(self) -> None:
-        """Raise ConfigError if nothing can go out with the acks of the queue.
-
-        Raises:
-            ConfigError: it delivers at most once, or has barriers.
-        """
+        """Raise ConfigError if nothing can go out with the queue's acks: it delivers at most once, or has barriers."""
         config = self.context.config
         key = "semantics" if config.semantics == "at-most-once" else "barrier_expression"
         if key == "semantics" or config.barrier_expression is not None:
@@ -210,11 +202,7 @@ class Destinations:
         return other
 
     def folder(self, to: QueueContext) -> DestinationFolder:
-        """Return the folder of a queue, which this queue knows by a file from then on.
-
-        Raises:
-            NoSuchQueue: it is gone.
-        """
+        """Return the folder of a queue, which this queue knows by a file from then on; NoSuchQueue if it is gone."""
         base, now, root = to.layout.base, time.monotonic(), self.context.root.layout.path
         known_at, folder = self._folders.get(base, (0.0, None))
         if folder is not None and now - known_at <= KNOWN_AGE and folder.is_there(root):
@@ -293,14 +281,10 @@ def _keep(known: OrderedDict[str, T], key: str, value: T) -> None:
 
 
 class OutputWriter:
-    """A message that is being made: a draft in the staged folder of the message that it is made of.
-
-    Attributes:
-        size: how many bytes were written.
-    """
+    """A message that is being made: a draft in the staged folder of the message that it is made of."""
 
     def __init__(self, outputs: Outputs, sender: Sender, out: Out, number: int, fd: int) -> None:
-        self.size = 0
+        self.size = 0  # bytes that were written
         self._outputs = outputs
         self._sender = sender
         self._out = out
@@ -309,17 +293,29 @@ class OutputWriter:
         self._writing = BufferedWriter(Draft(fd, lambda error: fan_out.dropped(outputs._folder, error, to)))
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write a piece of the body.
-
-        Raises:
-            StorageError: it cannot be written, such as on a full disk.
-        """
+        """Write a piece of the body; StorageError if that fails, such as on a full disk."""
         self.size += len(data)
         self._writing.write(data)
 
     def finish(self) -> None:
         """Give it the name that it will have: its id, and its periods, are of this moment."""
-        self._outputs._finish(self, self._writing)
+        outputs, to = self._outputs, self._sender._destination
+        path = f"{outputs._folder}/{self._draft}"
+        with fan_out.staging(outputs._folder, to):
+            self._writing.flush()
+            to.storage.sync_file(self._writing.fileno())
+            self._writing.close()
+            to.storage.await_whole(path, self.size)
+        outputs._open.discard(self)
+        try:
+            destination = outputs._destinations.folder(to)
+        except NoSuchQueue as missing:
+            self._sender = outputs._destinations.instead(self._sender, missing)
+            destination = outputs._destinations.folder(self._sender._destination)
+        name = part_name(destination.token, outputs._file_name(self._sender, self._out))
+        with fan_out.staging(outputs._folder, to):
+            outputs._context.storage.rename(path, f"{outputs._folder}/{name}")
+        outputs._note(name, destination, self._sender)
 
     def drop(self) -> None:
         """Make no message of it."""
@@ -366,21 +362,19 @@ class Outputs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.withdraw()
 
     @staticmethod
     def _claims_of(message: MessageView) -> Claims:
         records = message._records
         settlement = message._settlement if records is None else records.claims
-        why = ""
-        if records is not None and records.cursor.others:
+        why = "others hold it, too, or a script, so nothing can go out with its ack"
+        if isinstance(settlement, Claims) and message._claimed().ours:
+            if records is None or not records.cursor.others:
+                return settlement
             why = "some of its records were settled otherwise, so it cannot be acknowledged as a whole"
-        if not isinstance(settlement, Claims) or not message._claimed().ours:
-            why = "others hold it, too, or a script, so nothing can go out with its ack"
-        if why or not isinstance(settlement, Claims):
-            raise ValueError(f"message {message.id} of queue {message.context.name}: {why}; nothing was settled")
-        return settlement
+        raise ValueError(f"message {message.id} of queue {message.context.name}: {why}; nothing was settled")
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
@@ -411,7 +405,7 @@ class Outputs:
         """
         return self._begun(out, self._writer)
 
-    def _begun(self, out: Out, begin: Callable[[Sender, Out, str], T]) -> T | None:
+    def _begun(self, out: Out, begin: Callable[[Sender, Out], T]) -> T | None:
         """Begin a message in the staged folder by `begin`, with who takes it; return None if its queue discards it."""
         own = self._context.root.layout.path
         if out.root not in (None, own) and not _is_same(out.root, own):
@@ -421,13 +415,12 @@ class Outputs:
         if (sender := self._taker(out.to, 1)) is None:
             return None
         claim = self._message._claimed()
-        folder = self._folder or fan_out.new_folder(self._context, claim, self._own_name(claim))
-        self._folder = folder
+        self._folder = self._folder or fan_out.new_folder(self._context, claim, self._own_name(claim))
         try:
-            begun = begin(sender, out, folder)
+            begun = begin(sender, out)
         except NoSuchQueue as missing:
             sender = self._takers[out.to] = self._destinations.instead(sender, missing)
-            begun = begin(sender, out, folder)
+            begun = begin(sender, out)
         self._count += 1
         return begun
 
@@ -462,19 +455,19 @@ class Outputs:
                 renewed = time.monotonic()
         return sender
 
-    def _writer(self, sender: Sender, out: Out, folder: str) -> OutputWriter:
+    def _writer(self, sender: Sender, out: Out) -> OutputWriter:
         self._destinations.folder(sender._destination)
-        fd = fan_out.new_draft(self._context, folder, self._count, sender._destination)
+        fd = fan_out.new_draft(self._context, self._folder, self._count, sender._destination)
         part = OutputWriter(self, sender, out, self._count, fd)
         self._open.add(part)
         return part
 
-    def _written(self, sender: Sender, out: Out, folder: str) -> None:
+    def _written(self, sender: Sender, out: Out) -> None:
         to, body = sender._destination, out.body
         file = self._file_name(sender, out)
         destination = self._destinations.folder(to)
-        name = part_name(destination.token, file)
-        fan_out.write_part(self._context, folder, name, file, body.encode() if isinstance(body, str) else body, to)
+        name, data = part_name(destination.token, file), body.encode() if isinstance(body, str) else body
+        fan_out.write_part(self._context, self._folder, name, file, data, to)
         self._note(name, destination, sender)
 
     def _own_name(self, claim: Claim) -> str:
@@ -482,24 +475,6 @@ class Outputs:
         if claim.number == 1 and not names.may_be_marked(claim.own_name):
             return claim.own_name
         return self._context.sidecars.fit(naming.counted(self._context, claim))
-
-    def _finish(self, part: OutputWriter, writing: BufferedWriter[Draft]) -> None:
-        path, to = f"{self._folder}/{part._draft}", part._sender._destination
-        with fan_out.staging(self._folder, to):
-            writing.flush()
-            to.storage.sync_file(writing.fileno())
-            writing.close()
-            to.storage.await_whole(path, part.size)
-        self._open.discard(part)
-        try:
-            destination = self._destinations.folder(part._sender._destination)
-        except NoSuchQueue as missing:
-            part._sender = self._destinations.instead(part._sender, missing)
-            destination = self._destinations.folder(part._sender._destination)
-        name = part_name(destination.token, self._file_name(part._sender, part._out))
-        with fan_out.staging(self._folder, to):
-            self._context.storage.rename(path, f"{self._folder}/{name}")
-        self._note(name, destination, part._sender)
 
     def _note(self, name: str, destination: DestinationFolder, sender: Sender) -> None:
         to = sender._destination
@@ -527,8 +502,6 @@ class Outputs:
             message.id if _passes(check_text, "correlation_id", message.id) else None
         )
         properties = {key: value for key, value in name.properties.items() if _is_inherited(key, value)}
-        if not fields:
-            return Headers(priority=name.priority, correlation_id=correlation_id, properties=properties or None)
         properties |= fields.get("properties") or {}
         said = {"priority": name.priority, "correlation_id": correlation_id, **fields}
         return Headers(**{**said, "properties": {key: each for key, each in properties.items() if each is not None}})

@@ -22,9 +22,7 @@ def reply_queue(request: MessageView) -> Sender:
     """Open the queue that a message's answers go to; if it is missing, the root's dead-letter queue takes them.
 
     Raises:
-        ValueError: the message has no reply_to.
-        InvalidName: the reply_to cannot be the name of a queue.
-        NoSuchQueue: the reply_to names no queue of the root, which has no dead-letter queue.
+        ValueError, InvalidName, NoSuchQueue: as of `Message.reply`.
         Unavailable: the queue is away.
         ConfigError, StorageError: the queue cannot be opened.
     """
