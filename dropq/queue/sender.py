@@ -30,6 +30,8 @@ from dropq.storage.files import Draft
 from dropq.storage.reading import READ_SIZE
 
 T = TypeVar("T")
+#: A file that is sent: its path, or what is open for reading.
+Source = str | os.PathLike[str] | IO[bytes]
 
 #: The errors of a rename of a file that may be copied instead.
 _NOT_OURS = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM})
@@ -310,16 +312,12 @@ class Sender:
         self._send_file_into(sent, path, move=move, **fields)
         return sent[0]
 
-    def _send_file_into(
-        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
-    ) -> None:
+    def _send_file_into(self, sent: list[Sent], path: Source, *, move: bool = False, **fields: Any) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
         once = not isinstance(path, str | os.PathLike)
         self._to_who_takes(lambda sender: sender._send_one_file(sent, path, move=move, **fields), once=once)
 
-    def _send_one_file(
-        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
-    ) -> None:
+    def _send_one_file(self, sent: list[Sent], path: Source, *, move: bool = False, **fields: Any) -> None:
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         filename = os.path.basename(source) if isinstance(source, str) else ""
         file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True, filename=filename)
@@ -392,10 +390,8 @@ class Sender:
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
         """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
 
-        Whether the queue has room is seen before the block begins; what it discards is written to nowhere.
-
-        Args:
-            fields: the arguments of `send`, but for the body.
+        Whether the queue has room is seen before the block begins; what it discards is written to nowhere. The
+        arguments are those of `send`, but for the body.
 
         Raises:
             QueueFull: the queue is full, and rejects.

@@ -256,7 +256,7 @@ class Journal:
 
     def _adopt(self, claims: Mapping[str, Claim]) -> dict[str, Message]:
         """Hold the messages of claims and renew their leases; leave out those whose leases have just run out."""
-        messages = {key: self._subscription._adopt(claim) for key, claim in claims.items()}
+        messages = {key: self._subscription._hold(claim) for key, claim in claims.items()}
         for message, error in extend_all(messages.values(), self.lease):
             if not isinstance(error, LeaseLost):
                 raise error
@@ -408,7 +408,7 @@ class Journal:
                 claim = Claims(context).claim(file, next(self._subscription._owners), deadline, again=True)
                 if claim is not None:
                     claim.body = bodies.get(key)
-                    claimed[key] = self._subscription._adopt(claim)
+                    claimed[key] = self._subscription._hold(claim)
         return claimed
 
 

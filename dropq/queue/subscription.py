@@ -162,9 +162,8 @@ class Subscription:
             timing=context.timing,
             moved_in=context.settling.note_moved_in,
         )
-        self._wanting: Wanting | None = None
-        if context.config.replication_type != "LocalQueue" and context.root.config.peer:
-            self._wanting = Wanting(context, self.id, filter)
+        from_peers = context.config.replication_type != "LocalQueue" and context.root.config.peer
+        self._wanting = Wanting(context, self.id, filter) if from_peers else None
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._offers.puts_aside = True
@@ -426,10 +425,6 @@ class Subscription:
         self._sweep_if_due()
         self._offers.freeze()
 
-    def _adopt(self, claim: Claim) -> Message:
-        """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
-        return self._message_of(claim, self._claims, None)
-
     def _next(self, instead: Callable[[], None] | None = None) -> Message | None:
         """Try to receive, one thread at a time, and no signal handler of that thread; return None once closed."""
         if self._forks != FORKS.count:
@@ -468,7 +463,7 @@ class Subscription:
             if taken is None:
                 self._sweep.found_nothing()
                 return None
-            return self._settled_first(taken[0]) if self._settles_first else self._message_of(*taken)
+            return self._settled_first(taken[0]) if self._settles_first else self._hold(*taken)
         while True:
             while (file := next(offers.view, None)) is not None:
                 if (self._expires or not file.plain) and offers.expire(file):
@@ -486,7 +481,7 @@ class Subscription:
                 if offers.routes.in_use and offers.route(file, claim):
                     continue
                 if not self._settles_first:
-                    return self._message_of(claim, self._claims, file)
+                    return self._hold(claim, self._claims, file)
                 if (message := self._settled_first(claim)) is not None:
                     return message
             if not offers.more(listings):
@@ -519,22 +514,17 @@ class Subscription:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))
 
-    def _announce(self, addresses: Iterable[str]) -> None:
-        """Write beside its sign of life where its messages go."""
-        if self._presence is not None:
-            self._presence.announce(addresses)
-
     @property
     def _room(self) -> int | None:
         """How many more messages it may hold; None for any number."""
         return None if self.max_backlog is None else self.max_backlog - len(self._held)
 
-    def _message_of(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
-        """Return a claimed message, which counts as held; `file` is how it waited, if it did."""
+    def _hold(self, claim: Claim, settlement: Settlement | None = None, file: MessageFile | None = None) -> Message:
+        """Return a claimed message, which counts as held; `file` is how it waited, if this subscription claimed it."""
         if file is None or file.filename != claim.own_name:
             file = self._context.sidecars.file(claim.filename)
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
-        message = Message(settlement, "processing", file, claim=claim, forget=self._forget)
+        message = Message(settlement or self._claims, "processing", file, claim=claim, forget=self._forget)
         self._held[claim.owner] = message
         return message
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dropq.lifecycle.timing import Timing
@@ -32,16 +33,9 @@ class Waiting:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        leaving: Sequence[str],
-        timing: Timing,
-        moved_in: Callable[[str], object],
+        self, folder: str, *, leaving: Sequence[str], timing: Timing, moved_in: Callable[[str], object]
     ) -> None:
-        self._folder = folder
-        self._leaving = leaving
-        self._moved_in = {folder: moved_in}
+        self._new_watch = partial(Watch, folder, leaving=leaving, moved_in={folder: moved_in})
         self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
@@ -72,7 +66,7 @@ class Waiting:
             return None
         waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
         try:
-            watch = self._watch = self._watch or Watch(self._folder, leaving=self._leaving, moved_in=self._moved_in)
+            watch = self._watch = self._watch or self._new_watch()
             if self._closed:  # RACE: a later close finds the watch, and an earlier close is seen here
                 self._watch = None
                 return None
