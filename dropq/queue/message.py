@@ -118,7 +118,7 @@ class Message(MessageView):
                 others, or records of it were settled otherwise; the same.
         """
         if send == ():
-            self._settle(self._settles.archive)
+            self._settle((self._records or self._settlement).archive)
         else:
             self._ack_sending(send)
 
@@ -319,7 +319,7 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
 
     def ack(message: Message, *, seek: bool) -> None:
         try:
-            archive = partial(message._settles.archive, later=unsynced)
+            archive = partial((message._records or message._settlement).archive, later=unsynced)
             if not message._settle(archive if seek else _where_it_was(archive)):
                 missed.append(message)
         except LeaseLost:

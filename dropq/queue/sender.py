@@ -175,13 +175,22 @@ class Sender:
         headers = Headers(
             priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
-        return self._to_who_takes(lambda sender: sender._send(body, headers))
+        try:
+            return self._send(body, headers)
+        except (QueueFull, NoSuchQueue) as refused:
+            return self._instead(refused)._send(body, headers)
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
-        file, message_id, not_before = self._address_of(body, headers, asks=True)
-        if not file:
-            return Sent(message_id, False, "")
-        outlet = self._outlet
+        outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
+        if headers == PLAIN and not self._marks:
+            message_id, not_before = outlet.context.root.ids.next(), 0
+            file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
+            if time.monotonic() >= self._asks_at and not self._admit():
+                return Sent(message_id, False, "")
+        else:
+            file, message_id, not_before = self._address_of(body, headers, asks=True)
+            if not file:
+                return Sent(message_id, False, "")
         data = body.encode() if isinstance(body, str) else body
         distributed = outlet.send_new(file, data, not_before=not_before)
         return Sent(message_id, True, outlet.context.name, distributed)
@@ -288,8 +297,12 @@ class Sender:
             context.storage.together(context.layout.working, len(batch)) as each,
         ):
             for message in batch:
-                body, headers = _parts_of(message) if isinstance(message, Mapping) else (message, PLAIN)
-                file, message_id, not_before = self._address_of(body, headers)
+                if isinstance(message, Mapping) or self._marks:
+                    body, headers = _parts_of(message) if isinstance(message, Mapping) else (message, PLAIN)
+                    file, message_id, not_before = self._address_of(body, headers)
+                else:
+                    body, message_id, not_before = message, context.root.ids.next(), 0
+                    file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, context.name), not_before
                 self._outlet.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
@@ -451,11 +464,6 @@ class Sender:
         # First: a queue that is refused is refused before the clock writes its probe.
         outlet = self._opened or self._outlet
         context, chosen = outlet.context, headers.message_id is not None
-        if headers == PLAIN and not (self._marks or records or filename):
-            message_id = context.root.ids.next()
-            if asks and time.monotonic() >= self._asks_at and not self._admit():
-                return "", message_id, 0
-            return names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B"), message_id, 0
         if headers.message_id is not None:
             names.check_message_id(headers.message_id)
         known: dict[str, Any] = {"priority": headers.priority, "message_class": _class_of(body, headers)}

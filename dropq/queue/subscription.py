@@ -187,7 +187,9 @@ class Subscription:
         """
         if self._closed:
             self._refuse()
-        return self._receive(timeout)
+        news = self._waiting.news
+        message = self._next()
+        return message if message is not None else self._wait(news, timeout)
 
     def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
         """Do what `receive` does; return None once closed, or soon after it was given up and woken.
@@ -195,8 +197,11 @@ class Subscription:
         A caller that gave up returns a message that was claimed after that.
         """
         news = self._waiting.news
-        if (message := self._next()) is not None:
-            return message
+        message = self._next()
+        return message if message is not None else self._wait(news, timeout, given_up)
+
+    def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
+        """Wait for a message, after an attempt that found none."""
         if self._receiving == threading.get_ident():
             return None  # this thread's own attempt waits for its signal handler, which is here
         if self._admission is not None:
