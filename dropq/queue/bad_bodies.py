@@ -20,10 +20,7 @@ from dropq.storage import reading
 
 @dataclass
 class BadBodyNotes:
-    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way.
-
-    A key identifies a message in its batch.
-    """
+    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
 
     context: QueueContext
     folder: str
@@ -33,7 +30,7 @@ class BadBodyNotes:
         self.context.storage.make_folder(self.folder)
 
     def add(self, key: str, reason: str) -> None:
-        """Note that a message is to be rejected; this survives a power cut if the queue's durability is `full`.
+        """Note that the message of a batch key is to be rejected; at durability `full` this survives a power cut.
 
         RACE: two tries of a task may note the same message; they write the same.
 

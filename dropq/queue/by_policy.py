@@ -35,10 +35,7 @@ class Admission:
         self._ahead: list[tuple[Claim, Settlement, MessageFile | None]] = []
 
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
-        """Claim the next message, or the share of a barrier; return it with what settles it, or None.
-
-        `listings` as of `Offers.more`.
-        """
+        """Claim the next message, or the share of a barrier; return it with what settles it, or None."""
         with suppress(IndexError):  # RACE: a signal handler may give back what its thread claimed ahead
             return self._ahead.pop(0)
         met = raced = False

@@ -71,7 +71,6 @@ class Offers:
 
     Args:
         presence: the subscription's sign of life; None if its claims outlive it.
-        filter: which messages it takes; None for all.
         owners: the owners of its next claims.
         deadline: returns when the lease of a claim made now runs out, in ms since 1970; 0 for never.
 

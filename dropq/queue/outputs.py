@@ -153,12 +153,7 @@ class Destinations:
             )
 
     def sender(self, address: str) -> Sender:
-        """Return what sends to an address.
-
-        Raises:
-            InvalidName: it is no address.
-            ConfigError: it lies on a circle through a topic.
-        """
+        """Return what sends to an address; InvalidName if it is none, ConfigError on a circle through a topic."""
         sender = self._senders.get(address)
         if sender is None:
             check_address(address)
@@ -193,8 +188,7 @@ class Destinations:
     def instead(self, sender: Sender, missing: NoSuchQueue) -> Sender:
         """Return the sender to the dead-letter queue, for one whose queue is missing.
 
-        Raises:
-            NoSuchQueue: the root has none; or it is the queue itself, which would feed itself for ever.
+        Raise NoSuchQueue if the root has none, or it is the queue itself, which would feed itself for ever.
         """
         other = sender._instead(missing)
         if other._destination.layout.home == self.context.layout.home:

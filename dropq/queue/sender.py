@@ -255,12 +255,9 @@ class Sender:
             if admitted:
                 self._send_batch(batch[:admitted], sent)
             else:
-                sent.append(self._discarded(batch[0]))
+                chosen = batch[0].get("message_id") if isinstance(batch[0], Mapping) else None
+                sent.append(Sent(chosen or self._destination.root.ids.next(), False, ""))
             batch = batch[admitted or 1 :]
-
-    def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
-        chosen = message.get("message_id") if isinstance(message, Mapping) else None
-        return Sent(chosen or self._destination.root.ids.next(), False, "")
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         context = self._destination

@@ -76,12 +76,10 @@ class SweepOnTheWay(Protocol):
         """Whether an upkeep has begun, and slices of it are to follow."""
 
     def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
-        """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing.
+        """Bring back what dead consumers and lapsed leases held; return whether it moved anything.
 
-        While target/ is `quiet`, and nothing was found to bring back, it only looks for what changes without target/.
-
-        Returns:
-            Whether it moved anything.
+        If `idle`, it also removes the dead that held nothing. While target/ is `quiet`, and nothing was found to bring
+        back, it only looks for what changes without target/.
         """
 
     def stir(self) -> None:
