@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from traceback import format_exception
@@ -371,6 +372,7 @@ SHARE = 20
 BUFFERED_BYTES = 16 << 20
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """A record of a bundle.
 
@@ -381,12 +383,9 @@ class Record:
         data: its bytes.
     """
 
-    __slots__ = ("_bundle", "data", "number")
-
-    def __init__(self, bundle: Bundle, number: int, data: bytes) -> None:
-        self.number = number
-        self.data = data
-        self._bundle = bundle
+    _bundle: Bundle
+    number: int
+    data: bytes
 
     def __repr__(self) -> str:
         return f"<Record {self.number} of message {self.message.id!r}>"

@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import BufferedWriter
 from typing import Any, Protocol, Self, TypeVar
 
@@ -111,6 +111,7 @@ class Out:
         return f"<Out to {self.to!r}>"
 
 
+@dataclass(eq=False)
 class Destinations:
     """Where the messages go that are made of a queue's messages; each queue is opened once.
 
@@ -118,23 +119,15 @@ class Destinations:
     that was not before. The `client_id` names who publishes to topics; "" without one.
     """
 
-    def __init__(
-        self,
-        context: QueueContext,
-        sender_of: Callable[[str], Sender],
-        *,
-        given_up: Callable[[], bool] = bool,
-        on_new: Callable[[], object] = bool,
-        client_id: str = "",
-    ) -> None:
-        self.context = context
-        self.given_up = given_up
-        self.on_new = on_new
-        self._sender_of = sender_of
-        self._client_id = client_id
-        self._senders: OrderedDict[str, Sender] = OrderedDict()
-        self._folders: OrderedDict[str, tuple[float, DestinationFolder]] = OrderedDict()
-        self._synced: OrderedDict[str, str] = OrderedDict()  # how durable the file of a destination is, by its token
+    context: QueueContext
+    sender_of: Callable[[str], Sender]
+    given_up: Callable[[], bool] = bool
+    on_new: Callable[[], object] = bool
+    client_id: str = ""
+    _senders: OrderedDict[str, Sender] = field(default_factory=OrderedDict, init=False)
+    _folders: OrderedDict[str, tuple[float, DestinationFolder]] = field(default_factory=OrderedDict, init=False)
+    #: How durable the file of a destination is, by its token.
+    _synced: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
 
     @property
     def addresses(self) -> list[str]:
@@ -157,7 +150,7 @@ class Destinations:
         sender = self._senders.get(address)
         if sender is None:
             check_address(address)
-            sender = self._sender_of(address)
+            sender = self.sender_of(address)
             sender._waits = False
             is_told = len(self._senders) < MOST_OPEN
             _keep(self._senders, address, sender)  # RACE: threads may make two, which are equal
@@ -182,8 +175,8 @@ class Destinations:
             raise ConfigError(
                 f"{words([own.address, *way])}: what is made of messages of {own.address} cannot go to {to.name}"
             )
-        if self._client_id and to.layout.is_topic:
-            sender._marks = {**sender._marks, "from_client": self._client_id}
+        if self.client_id and to.layout.is_topic:
+            sender._marks = {**sender._marks, "from_client": self.client_id}
 
     def instead(self, sender: Sender, missing: NoSuchQueue) -> Sender:
         """Return the sender to the dead-letter queue, for one whose queue is missing.
@@ -243,7 +236,7 @@ class Destinations:
     def what_blocks(self, addresses: Iterable[str] | None = None) -> str:
         """Return which of its addresses, or of others, takes nothing now, and why; "" if each takes or discards it."""
         for address in self.addresses if addresses is None else addresses:
-            if why := self._blocks(self._senders.get(address) or self._sender_of(address)):
+            if why := self._blocks(self._senders.get(address) or self.sender_of(address)):
                 return f"{address} takes nothing: {why}"
         return ""
 
