@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from traceback import format_exception
@@ -372,7 +371,6 @@ SHARE = 20
 BUFFERED_BYTES = 16 << 20
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """A record of a bundle.
 
@@ -383,9 +381,12 @@ class Record:
         data: its bytes.
     """
 
-    _bundle: Bundle
-    number: int
-    data: bytes
+    __slots__ = ("_bundle", "data", "number")
+
+    def __init__(self, bundle: Bundle, number: int, data: bytes) -> None:
+        self.number = number
+        self.data = data
+        self._bundle = bundle
 
     def __repr__(self) -> str:
         return f"<Record {self.number} of message {self.message.id!r}>"
