@@ -516,6 +516,7 @@ class Bundle:
         self._columns: list[str] | None = None
         self._settlement = message._records
         self.cursor = self._open(wanted) if self._settlement is None else self._settlement.cursor
+        self._began = time.monotonic()
         self._due_at = self._due() if checkpoint is not None else float("inf")
         claim = message._claim
         # Others share what is not settled by the queue's own claims: it is settled as a whole.
@@ -547,7 +548,7 @@ class Bundle:
 
     def _due(self) -> float:
         speed = self.message.context.storage.copy_speed
-        return time.monotonic() + max(self._checkpoint or 0.0, SHARE * self.cursor.size / speed)
+        return self._began + max(self._checkpoint or 0.0, SHARE * self.cursor.size / speed)
 
     # -- taking records ------------------------------------------------------------------------------------------
 
