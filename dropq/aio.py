@@ -580,7 +580,7 @@ class Subscription:
         opened = self._opened
         # RACE: a thread that has not opened it yet sees afterwards that the call was given up.
         if not call.future.cancel() and opened is not None:
-            opened._wake()
+            opened._waiting.wake()
 
     def _return(self, call: _Call) -> None:
         """In a thread: wait for a call that was given up, and return what it claimed. A second time changes nothing."""

@@ -543,11 +543,11 @@ class Queue(Sender):
             ValueError: max_backlog is below 1, or lease_period is 0 or no period; or named without a client_id, or
                 detached.
         """
-        from dropq.queue.subscription import subscribe
+        from dropq.queue.subscription import Subscription
         from dropq.upkeep.sweep import QuickSweep
 
         context = self.context
-        return subscribe(
+        return Subscription(
             context,
             client_id=client_id,
             named=named,

@@ -8,8 +8,9 @@ finds the same messages and leaves out the same bodies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from dropq.errors import LeaseLost
 from dropq.lifecycle.context import QueueContext
@@ -17,30 +18,27 @@ from dropq.queue.message import Message
 from dropq.storage import reading
 
 
+@dataclass
 class BadBodyNotes:
-    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way.
+    """The notes of one run on one batch, in a folder of its own, as another run may read bodies in another way."""
 
-    A key identifies a message in its batch.
-    """
-
-    def __init__(self, context: QueueContext, folder: str) -> None:
-        self.folder = folder
-        self._context = context
+    context: QueueContext
+    folder: str
 
     def begin(self) -> None:
         """Make the folder, before any process reads the batch."""
-        self._context.storage.make_folder(self.folder)
+        self.context.storage.make_folder(self.folder)
 
     def add(self, key: str, reason: str) -> None:
-        """Note that a message is to be rejected; this survives a power cut if the queue's durability is `full`.
+        """Note that the message of a batch key is to be rejected; at durability `full` this survives a power cut.
 
         RACE: two tries of a task may note the same message; they write the same.
 
         Raises:
             DropqError: the batch was settled, or another run reads it: nobody needs what this process reads.
         """
-        with self._context.error_context("a bad body was found, and its message stays claimed"):
-            self._context.storage.write_small(f"{self.folder}/{key}", json.dumps({"reason": reason}).encode())
+        with self.context.error_context("a bad body was found, and its message stays claimed"):
+            self.context.storage.write_small(f"{self.folder}/{key}", json.dumps({"reason": reason}).encode())
 
     def keys(self) -> set[str]:
         """Return the keys of the messages that are to be rejected."""
@@ -52,7 +50,7 @@ class BadBodyNotes:
 
     def drop(self) -> None:
         """Forget all notes, when every message of the batch is settled."""
-        self._context.storage.remove_tree(self.folder)
+        self.context.storage.remove_tree(self.folder)
 
 
 def reject_bad(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> list[Message]:
@@ -64,11 +62,6 @@ def reject_bad(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> l
                 messages[key].reject(reasons[key])
                 rejected.append(messages[key])
     return rejected
-
-
-def all_reasons(notes: Iterable[BadBodyNotes]) -> dict[str, str]:
-    """Return the reasons of all these notes, by the keys of the messages."""
-    return {key: reason for each in notes for key, reason in each.reasons().items()}
 
 
 def _reason(path: str) -> str:

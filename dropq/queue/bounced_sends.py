@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike
 from typing import IO, Any, NoReturn
 
 from dropq.config.selectors import Selector, may_return_to
@@ -16,7 +15,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.sending import Outlet
 from dropq.policies.send_limits import MustWait, SendLimits
-from dropq.queue.sender import Headers, Sender, Sent
+from dropq.queue.sender import Headers, Sender, Sent, Source
 
 #: Why such a message could not be delivered.
 OVERFLOW = "overflow"
@@ -28,7 +27,7 @@ class _Returning(Sender):
     """Sends to a return address, which is asked for room, and never waited for."""
 
     def __init__(self, destination: QueueContext, origin: str) -> None:
-        self.name, self._opened = destination.name, Outlet(destination)
+        super().__init__(destination)
         self._marks = {"origin": origin, "reason": OVERFLOW, "hops": 1}
         self._limits = SendLimits(self.name, destination, rejects=True, waits=False)
 
@@ -67,9 +66,7 @@ class BouncingSender(Sender):
             fields: Mapping[str, Any] = message if isinstance(message, Mapping) else {"body": message}
             self._to(fields.get("reply_to"))._send_admitted([{**fields, **_NOT_SENT}], sent)
 
-    def _send_one_file(
-        self, sent: list[Sent], path: str | PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
-    ) -> None:
+    def _send_one_file(self, sent: list[Sent], path: Source, *, move: bool = False, **fields: Any) -> None:
         self._to(fields.get("reply_to"))._send_one_file(sent, path, move=move, **{**fields, **_NOT_SENT})
 
     @contextmanager
@@ -78,7 +75,6 @@ class BouncingSender(Sender):
             yield writing
 
     def _to(self, reply_to: str | None) -> Sender:
-        """Return the sender to a return address."""
         if reply_to is not None:
             check_text("reply_to", reply_to)
         address = (reply_to or "").removeprefix(TOPIC_REPLY)

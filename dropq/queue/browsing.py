@@ -79,8 +79,7 @@ def walk(
 ) -> Iterator[Message]:
     """Yield the messages of a state in order of delivery, DEPTH by a listing; what comes meanwhile may be there.
 
-    Args:
-        stop: asked at each message, also at those that do not match; True ends it.
+    `stop` is asked at each message, also at those that do not match; True ends it.
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     view = view_of(context, state, depth=DEPTH, settled=False)
@@ -121,12 +120,8 @@ def excerpt(
     It takes the memory of at most DEPTH names, and holds at most so many messages against the filter.
 
     Args:
-        count: how many messages.
         letters: only dead letters match.
         seconds: after which no more messages are held against the filter.
-
-    Raises:
-        InvalidFilter: the filter cannot be read; the error points at the column.
     """
     settlement, matches = Claims(context), None if filter is None else matcher(context, filter, state)
     depth = DEPTH if matches or letters else count
@@ -181,7 +176,7 @@ def listed(context: QueueContext, state: str = "target", filter: str | None = No
     """Yield the files of a state's messages in order of delivery, by one listing."""
     matches = None if filter is None else matcher(context, filter, state)
     with context.error_context("nothing was changed"):
-        for file in _in_order(context, state):
+        for file in _listed_by(context, state, TargetView.files):
             if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):
                 yield file
 
@@ -236,13 +231,9 @@ def details_of(message: Message) -> dict[str, object]:
 
 
 def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STATES) -> list[Message]:
-    """Return the messages of an id in the first of the states that has any, in order of delivery.
+    """Return the messages of an id in the first of the states that has any, in order of delivery; else NoSuchMessage.
 
-    Args:
-        message_id: an id, which several messages may have, a file name or a receipt.
-
-    Raises:
-        NoSuchMessage: no state has such a message.
+    `message_id` may be an id, which several messages may have, a file name or a receipt.
     """
     searched = tuple(states)
     settlement = Claims(context)
@@ -270,13 +261,9 @@ def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageF
         and not _is_reserved(context, state, entry.name)
     }
     if len(found) > 1:
-        in_order = [file for file in _in_order(context, state) if file.filename in found]
+        in_order = [file for file in _listed_by(context, state, TargetView.files) if file.filename in found]
         return in_order or list(found.values())  # RACE: all of them moved on since the listing
     return list(found.values())
-
-
-def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
-    return _listed_by(context, state, TargetView.files)
 
 
 def _listed_by(

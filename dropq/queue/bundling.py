@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any
 
 from dropq.durations import Duration, parse_duration
@@ -36,28 +36,28 @@ RETRY = 1.0
 GATHERED = 0.25
 
 
+@dataclass(slots=True, eq=False)
 class _Bundle:
     """The records of one message.
 
     Attributes:
-        future: what becomes of its records; None if nobody waits for that.
         size: how many bytes its body has.
+        future: what becomes of its records; None if nobody waits for that.
         since: when its first record was taken, by `time.monotonic()`.
         home: the queue for which it has its name; "" while it has no name.
         file, id, not_before: the name, the message's id, and when it may be delivered, in ms.
         sent: what became of it, once it is visible, or discarded.
     """
 
-    __slots__ = ("file", "future", "home", "id", "not_before", "records", "sent", "since", "size")
-
-    def __init__(self, size: int) -> None:
-        self.records: list[bytes] = []
-        self.future: Future[Sent] | None = None
-        self.size = size
-        self.since = 0.0
-        self.home = self.file = self.id = ""
-        self.not_before = 0
-        self.sent: list[Sent] = []
+    size: int
+    records: list[bytes] = field(default_factory=list)
+    future: Future[Sent] | None = None
+    since: float = 0.0
+    home: str = ""
+    file: str = ""
+    id: str = ""
+    not_before: int = 0
+    sent: list[Sent] = field(default_factory=list)
 
 
 class RecordWriter:
@@ -67,10 +67,6 @@ class RecordWriter:
     keeps what was written to it. Any threads may share it. In a child after a fork it sends nothing, and refuses
     records. A signal handler may use it, but for the moments in which the handler's own thread is inside of it: then it
     raises DropqError, and the handler raises an exception, such as SystemExit, to let the end of the block send.
-
-    Args:
-        queue: where it sends to.
-        format, max_records, max_bytes, linger, header, fields: as of `Queue.record_writer`.
     """
 
     def __init__(
@@ -100,8 +96,6 @@ class RecordWriter:
         self._longest = MAX_RECORD_BYTES
         self._framing = LENGTH.size if self._format == "frames" else 1
         self._in_lines = self._format in ("jsonl", "text")
-        #: Whether a record may be anything that JSON can hold.
-        self._takes_values = self._format == "jsonl"
         queue._to_who_takes(self._check_headers)
 
         self._lock = threading.RLock()
@@ -194,7 +188,9 @@ class RecordWriter:
                     bundle, fills = self._next_bundle(), True
                 records = bundle.records
                 if not records:
-                    self._begin(bundle)
+                    bundle.since = time.monotonic()
+                    if self._linger is not None:
+                        self._call_thread()  # it sends the bundle after `linger`
                 records.append(data)
                 bundle.size += size
                 self._buffered += size
@@ -209,22 +205,15 @@ class RecordWriter:
                 self._is_taking = False
 
     def _encoded(self, record: Any) -> bytes:
-        """Return the bytes of a record that is no bytes object."""
         if isinstance(record, str):
             return record.encode()
         if isinstance(record, bytes | bytearray | memoryview):
             return bytes(record)
-        if not self._takes_values:
+        if self._format != "jsonl":
             raise ValueError(f"a record of {self._format} is bytes or text, and not {type(record).__name__}")
         from dropq.format.json_body import to_json
 
         return to_json(record).encode()
-
-    def _begin(self, bundle: _Bundle) -> None:
-        """Note when the first record of a bundle was taken; wake the writer's thread, which sends it after `linger`."""
-        bundle.since = time.monotonic()
-        if self._linger is not None:
-            self._call_thread()
 
     def _next_bundle(self) -> _Bundle:
         """End the last bundle, unless it is empty; return the bundle that takes records now."""
@@ -289,7 +278,7 @@ class RecordWriter:
     def __enter__(self) -> RecordWriter:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _send_all(self) -> Exception | None:
@@ -454,7 +443,6 @@ class RecordWriter:
             return sum(len(bundle.records) for bundle in self._bundles)
 
     def _with_notes(self, error: Exception) -> Exception:
-        """Return an error with what was sent."""
         with self._lock:
             sent = [one for one, _ in self._sent]
         error.add_note(f"{len(sent)} bundles were sent since the last flush that ended well")
@@ -481,7 +469,6 @@ def _future() -> Future[Sent]:
 
 
 def _head(body_format: str, header: bytes | str | None) -> bytes:
-    """Return what each body begins with."""
     if body_format == "csv":
         return csv_head(header.encode() if isinstance(header, str) else header or b"")
     if header is not None:

@@ -6,7 +6,7 @@ An id proves no claim. So it settles a message that the caller holds, that waits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
@@ -31,11 +31,7 @@ class _SeveralBearIt(LeaseLost):
 
 
 def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Message:
-    """Take up a claim by its receipt, or, if leasing is `sublet`, by the message's id.
-
-    Raises:
-        LeaseLost: there is no such claim, or there are several of the id.
-    """
+    """Take up a claim by its receipt, or, if leasing is `sublet`, by an id; LeaseLost if there is none, or several."""
     filename, body = split_receipt(receipt)
     claim = context.sidecars.file(filename).claim
     if claim is None or not claim.ours or "/" in filename or "\0" in receipt:
@@ -72,7 +68,7 @@ def ack(
 ) -> bool:
     """Acknowledge a message by its id, as `Queue.ack` says; `subscribe` opens what claims a message that waits."""
     if not defer:
-        return _acknowledged(context, message_id, own, subscribe, parts=True)
+        return _acknowledged(context, message_id, own, subscribe)
     early_acks.check(message_id)
     early_acks.remember(context, message_id)
     # RACE: a consumer that takes the message from now on finds its ack; a message that came before is found here.
@@ -167,7 +163,7 @@ def _taken(context: QueueContext, file: MessageFile, state: str, subscription: S
         return file.claim if file.claim is not None and file.claim.ours and not file.claim.of_barrier else None
     if context.paused:
         return None
-    claim = Claims(context).claim(file, subscription._next_owner(), 0, state=state)
+    claim = Claims(context).claim(file, next(subscription._owners), 0, state=state)
     if claim is not None:
         claim.body = None  # it was compared before, or nobody has read it
     return claim
@@ -179,7 +175,7 @@ def _acknowledged(
     own: Subscription | None,
     subscribe: Callable[[], AbstractContextManager[Subscription]],
     *,
-    parts: bool,
+    parts: bool = True,
 ) -> bool:
     """Acknowledge a message by its id; without `parts`, pass over the parts of a bundle."""
     try:
@@ -189,79 +185,6 @@ def _acknowledged(
         raise
     except LeaseLost:
         pass  # it is not held, or by another consumer: it may wait
-    return _ack_waiting(context, message_id, subscribe, parts=parts)
-
-
-def _claimed_by_id(
-    context: QueueContext, message_id: str, own: Subscription | None, *, unleased: bool = False, parts: bool = True
-) -> Message:
-    """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
-
-    With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
-    are passed over.
-    """
-    held = own.held if own is not None and not own._inherited else ()
-    ours = [message for message in held if message.id == message_id and (parts or message.first_record is None)]
-    claims = [claim for claim, is_part in _claims_of(context, message_id) if parts or not is_part]
-    _refuse_several(context, message_id, claims)
-    if ours:
-        return ours[0]
-    strict = context.config.leasing == "strict"
-    if strict and not unleased:
-        raise LeaseLost(
-            f"{message_id!r} is no receipt, and queue {context.name} has strict leasing: ids do not settle claims"
-        )
-    for claim in claims:
-        if claim.of_barrier:
-            raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
-        found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
-        if found is not None:
-            return _message_of(Claims(context), found)
-    paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
-    raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
-
-
-def _claims_of(context: QueueContext, message_id: str) -> Iterator[tuple[Claim, bool]]:
-    """Yield the claims of messages that bear an id, each with whether its message is a part of a bundle."""
-    for file in bearing(context, "processing", message_id):
-        if file.claim is not None and file.claim.ours:
-            yield file.claim, file.name.first > 0
-
-
-def _refuse_several(context: QueueContext, message_id: str, claims: list[Claim]) -> None:
-    """Raise LeaseLost if there are several claims of an id; nothing was changed."""
-    if len(claims) > 1:
-        receipts = ", ".join(claim.filename for claim in claims)
-        raise _SeveralBearIt(
-            f"{len(claims)} messages that are held on queue {context.name} have the id {message_id!r}: settle each by "
-            f"its receipt, {receipts}; nothing was changed"
-        )
-
-
-def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
-    """Return the claim if its lease ran out, or its holder is dead; else None."""
-    if claim_status(claim, Signs(context.layout.consumers), context.clock.now_ms()) not in ("dead", "lapsed"):
-        return None
-    claim.exact = True  # RACE: a holder that renewed it since the listing keeps it
-    return claim
-
-
-def _is_past_ack(context: QueueContext, message_id: str) -> bool:
-    """Return whether an early ack would wait in vain: the message is settled, or another consumer holds it strictly."""
-    try:
-        state = find_all(context, message_id)[0].state
-    except NoSuchMessage:
-        return False
-    return state in SETTLED or (state == "processing" and context.config.leasing == "strict")
-
-
-def _ack_waiting(
-    context: QueueContext,
-    message_id: str,
-    subscribe: Callable[[], AbstractContextManager[Subscription]],
-    *,
-    parts: bool,
-) -> bool:
     if context.paused:
         return False  # nobody claims then
     # RACE: a sweep moves messages from delayed/ to target/: what is missed in the first folder is met in the second.
@@ -280,3 +203,55 @@ def _ack_waiting(
                     Claims(context).archive(claim)
                     return True
     return False
+
+
+def _claimed_by_id(
+    context: QueueContext, message_id: str, own: Subscription | None, *, unleased: bool = False, parts: bool = True
+) -> Message:
+    """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
+
+    With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
+    are passed over.
+    """
+    held = own.held if own is not None and not own._inherited else ()
+    ours = [message for message in held if message.id == message_id and (parts or message.first_record is None)]
+    files = [file for file in bearing(context, "processing", message_id) if parts or not file.name.first]
+    claims = [file.claim for file in files if file.claim is not None and file.claim.ours]
+    if len(claims) > 1:
+        receipts = ", ".join(claim.filename for claim in claims)
+        raise _SeveralBearIt(
+            f"{len(claims)} messages that are held on queue {context.name} have the id {message_id!r}: settle each by "
+            f"its receipt, {receipts}; nothing was changed"
+        )
+    if ours:
+        return ours[0]
+    strict = context.config.leasing == "strict"
+    if strict and not unleased:
+        raise LeaseLost(
+            f"{message_id!r} is no receipt, and queue {context.name} has strict leasing: ids do not settle claims"
+        )
+    for claim in claims:
+        if claim.of_barrier:
+            raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
+        found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
+        if found is not None:
+            return _message_of(Claims(context), found)
+    paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
+    raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
+
+
+def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
+    """Return the claim if its lease ran out, or its holder is dead; else None."""
+    if claim_status(claim, Signs(context.layout.consumers), context.clock.now_ms()) not in ("dead", "lapsed"):
+        return None
+    claim.exact = True  # RACE: a holder that renewed it since the listing keeps it
+    return claim
+
+
+def _is_past_ack(context: QueueContext, message_id: str) -> bool:
+    """Return whether an early ack would wait in vain: the message is settled, or another consumer holds it strictly."""
+    try:
+        state = find_all(context, message_id)[0].state
+    except NoSuchMessage:
+        return False
+    return state in SETTLED or (state == "processing" and context.config.leasing == "strict")

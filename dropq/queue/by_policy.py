@@ -22,22 +22,12 @@ T = TypeVar("T")
 
 
 class Admission:
-    """Takes what the subscription is offered, as far as the policies allow; `owners` and `deadline` as of `Offers`."""
+    """Takes what the subscription is offered, as far as the policies allow."""
 
-    def __init__(
-        self,
-        policies: ReceivePolicies,
-        offers: Offers,
-        claims: Claims,
-        *,
-        owners: Iterator[str],
-        deadline: Callable[[], int],
-    ) -> None:
+    def __init__(self, policies: ReceivePolicies, offers: Offers, claims: Claims) -> None:
         self.policies = policies
         self._offers = offers
         self._claims = claims
-        self._owners = owners
-        self._deadline = deadline
         #: Whether others took what was offered here: then check that a message still waits before taking the lock.
         self._others_take = False
         #: How many more messages the subscription is about to ask for: they are claimed while the lock is held.
@@ -45,10 +35,7 @@ class Admission:
         self._ahead: list[tuple[Claim, Settlement, MessageFile | None]] = []
 
     def take(self, listings: int) -> tuple[Claim, Settlement, MessageFile | None] | None:
-        """Claim the next message, or the share of a barrier; return it with what settles it, or None.
-
-        `listings` as of `Offers.more`.
-        """
+        """Claim the next message, or the share of a barrier; return it with what settles it, or None."""
         with suppress(IndexError):  # RACE: a signal handler may give back what its thread claimed ahead
             return self._ahead.pop(0)
         met = raced = False
@@ -145,7 +132,7 @@ class Admission:
         """Take the share of a barrier that is handed out, or else a message; call this with the policy lock."""
         policies, offers = self.policies, self._offers
         shared = policies.share(
-            lambda: next(self._owners), self._deadline, lambda name: not offers.has_returned(MessageFile(name))
+            lambda: next(offers.owners), offers.deadline, lambda name: not offers.has_returned(MessageFile(name))
         )
         if shared is not None:
             return *shared, None
@@ -162,7 +149,7 @@ class Admission:
         try:
             if self._offers.route_waiting(file) is not None or not policies.admits(file):
                 return None
-            claim = self._claims.claim(file, next(self._owners), self._deadline())
+            claim = self._claims.claim(file, next(self._offers.owners), self._offers.deadline())
             if claim is None:
                 self._offers.defer(file)
             elif policies.breaks():

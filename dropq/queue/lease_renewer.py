@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from dropq.queue.message import Message, extend_all
 
@@ -21,10 +22,9 @@ class LeaseRenewer:
     """
 
     def __init__(self, lease: float, renew: Callable[[], object]) -> None:
-        self._period = lease * RENEWAL
-        self._renew = renew
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dropq-lease-renewer", daemon=True)
+        run = partial(self._run, lease * RENEWAL, renew)
+        self._thread = threading.Thread(target=run, name="dropq-lease-renewer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -32,10 +32,10 @@ class LeaseRenewer:
         self._stopped.set()
         self._thread.join()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period):
+    def _run(self, period: float, renew: Callable[[], object]) -> None:
+        while not self._stopped.wait(period):
             try:
-                self._renew()
+                renew()
             except Exception as error:
                 log.warning("leases were not renewed: %s", error)
 

@@ -16,8 +16,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import islice
 from traceback import format_exception
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from dropq.durations import Duration as Duration
 from dropq.durations import parse_duration
@@ -28,7 +27,6 @@ from dropq.lifecycle.endings import HowReturned
 from dropq.lifecycle.moving import sync_settled
 from dropq.lifecycle.processing import listing_once
 from dropq.lifecycle.settlement import Claims, Settlement, drop_private
-from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
 from dropq.queue.message_view import utc as utc
 from dropq.records.rows import fields_of
@@ -138,7 +136,7 @@ class Message(MessageView):
         Args:
             counted: whether the delivery counts; False says that nobody got to work on it.
         """
-        self._settle(partial((self._records or self._settlement).release, counted=counted))
+        self._settle(partial(self._settles.release, counted=counted))
 
     def fail(self, reason: str, **details: object) -> None:
         """Report that handling it failed: it returns to target/ while tries last, then goes where `exhausted` says.
@@ -181,7 +179,7 @@ class Message(MessageView):
         with self._lock:
             deadline = lease_end(self.context.clock, seconds)
             claim = self._claim or self._claimed()
-            extend = partial((self._records or self._settlement).extend, deadline=deadline)
+            extend = partial(self._settles.extend, deadline=deadline)
             if not seek:
                 return _where_it_was(extend)(claim) is not None
             try:
@@ -194,7 +192,7 @@ class Message(MessageView):
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._claim is None:
             return  # settled inside
         if error is None:
@@ -206,16 +204,20 @@ class Message(MessageView):
 
     # -- private ---------------------------------------------------------------------------------------------
 
+    @property
+    def _settles(self) -> Settlement:
+        """What settles it: once its records are taken, by them."""
+        return self._records or self._settlement
+
     def _ack_sending(self, send: Out | Iterable[Out], given_up: Callable[[], bool] | None = None) -> None:
         """Do what `ack` does; raise MustWait, with nothing settled, if the wait for room is `given_up`."""
-        from dropq.queue.outputs import Out, Outputs
+        from dropq.queue.outputs import Outputs
 
         with Outputs(self, self.queue._destinations, given_up) as outputs:
-            outputs.add_all([send] if isinstance(send, Out) else send)
+            outputs.add_all(send)
             self._ack_with(outputs)
 
     def _ack_with(self, outputs: Outputs) -> None:
-        """Acknowledge it, and send what was made of it."""
         outputs.sync()
         self._settle(outputs.archive)
         outputs.distribute()
@@ -225,12 +227,10 @@ class Message(MessageView):
         self._give_back(cancel=True, delay=delay, said=said)
 
     def _give_back(self, **how: Unpack[HowReturned]) -> None:
-        self._settle(partial((self._records or self._settlement).give_back, **how))
+        self._settle(partial(self._settles.give_back, **how))
 
     def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
-        self._settle(
-            partial((self._records or self._settlement).set_aside, state=state, reason=reason, details=details)
-        )
+        self._settle(partial(self._settles.set_aside, state=state, reason=reason, details=details))
 
     def _settle(self, move: Callable[[Claim], Location | None]) -> bool:
         """Settle it by a move; return False if the move did not look for a renewed claim, and changed nothing."""
@@ -475,7 +475,7 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.number not in self._bundle.cursor.unsettled:
             return  # settled inside
         if error is None:
@@ -494,8 +494,7 @@ class Bundle:
         failures: how many of its records have failed before, by the same reader.
 
     Raises:
-        ValueError: the format is unknown, or the body is a table.
-        LeaseLost, NoSuchMessage, StorageError: as of `Message.unsettled`.
+        ValueError, LeaseLost, NoSuchMessage, StorageError: as of `Message.records`.
     """
 
     def __init__(
@@ -631,11 +630,10 @@ class Bundle:
         if self.cursor.buffered_bytes >= BUFFERED_BYTES or self.failures >= self._config.max_record_failures:
             self._due_at = 0.0
 
-    def refuse(self, record: Record) -> None:
+    def refuse(self, record: Record) -> NoReturn:
         """Raise LeaseLost for a record that cannot be settled any more."""
-        if not self.message.held:
-            raise LeaseLost(f"record {record.number} of message {self.message.id}: the message is not held any more")
-        raise LeaseLost(f"record {record.number} of message {self.message.id} was settled before; nothing was changed")
+        why = " was settled before; nothing was changed" if self.message.held else ": the message is not held any more"
+        raise LeaseLost(f"record {record.number} of message {self.message.id}{why}")
 
     def fields(self, record: Record) -> dict[str, str]:
         """Return the fields of a row by the names of the columns."""

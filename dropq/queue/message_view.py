@@ -18,7 +18,6 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import find_claim
 from dropq.lifecycle.settlement import Settlement
 from dropq.storage import reading
-from dropq.storage.clock import LAST_MS as LAST_MS
 from dropq.storage.clock import utc as utc
 from dropq.storage.failures import storage_error
 

@@ -11,7 +11,6 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.dead_letters import NO_SUCH_QUEUE
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import refuse_away
-from dropq.lifecycle.sending import Outlet
 from dropq.queue.sender import Headers, Sender
 
 log = logging.getLogger("dropq")
@@ -21,8 +20,8 @@ class MissingQueueSender(Sender):
     """Sends messages for a missing queue to the dead-letter queue, whose limits hold only for its own senders."""
 
     def __init__(self, destination: QueueContext, origin: str) -> None:
+        super().__init__(destination)
         self.name = origin
-        self._opened = Outlet(destination)
         self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
@@ -39,8 +38,7 @@ class MissingQueueSender(Sender):
 def missing_queue_sender(root: RootContext, origin: str, *, publishes: bool = False) -> MissingQueueSender | None:
     """Return the sender to the dead-letter queue; None if `origin` exists, or its messages cannot be dead letters.
 
-    Raises:
-        Unavailable: `origin` is away.
+    It raises Unavailable if `origin` is away.
     """
     if find_layout(root.layout.path, origin) is not None:
         return None

@@ -71,7 +71,6 @@ class Offers:
 
     Args:
         presence: the subscription's sign of life; None if its claims outlive it.
-        filter: which messages it takes; None for all.
         owners: the owners of its next claims.
         deadline: returns when the lease of a claim made now runs out, in ms since 1970; 0 for never.
 
@@ -97,8 +96,8 @@ class Offers:
         self._context = context
         self._moves = Moves(context)
         self._presence = presence
-        self._owners = owners
-        self._deadline = deadline
+        self.owners = owners
+        self.deadline = deadline
         self._rest = FilterRest(context)
         of_queue = self._belongs if self._rest.is_put_aside else self._rest.matches
         self._matches = _all_of(belonging_here(context), of_queue, None if filter is None else matcher(context, filter))
@@ -147,7 +146,7 @@ class Offers:
 
     def look_for_change(self) -> None:
         """Ask whether target/ is as empty as it was."""
-        with self._listing():
+        with untouched(self._context):
             self.is_quiet = not self.frozen and self._standstill.lasts()
 
     def attend(self, *, holds: bool = False) -> None:
@@ -197,16 +196,19 @@ class Offers:
         self.listings += 1
         self._again = None
         self._refused = None  # a message that still waits is met again
-        if self._is_paused() if paused is None else paused:
+        with error_context(UNTOUCHED):
+            is_paused = self._context.paused if paused is None else paused
+        if is_paused:
             self._standstill.end()
             self._clear()
             return
-        with self._listing():
+        with untouched(self._context):
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
             if time.monotonic() > self._may_be_quiet_at:
                 self._standstill.begin()
-            self._target.refresh(*self._position())
+            sharing = self._presence if self.are_shared else None
+            self._target.refresh(*(sharing.position() if sharing is not None else (0, 1)))
             if self._target.is_empty:
                 self._standstill.confirm()
             else:
@@ -216,22 +218,18 @@ class Offers:
         self._tidies_until = time.monotonic() + TIDYING
         self._compose()
 
-    def _position(self) -> tuple[int, int]:
-        """Return the subscription's number among those that share the view, and how many these are."""
-        return self._presence.position() if self._presence is not None and self.are_shared else (0, 1)
-
     def _show_settled(self) -> bool:
         """Offer files that waited when the view was frozen, and have settled since."""
         if self.settles_in > 0:
             return False
-        with self._listing():
+        with untouched(self._context):
             if not self._target.show_settled():
                 return False
         self._compose()
         return True
 
     def _go_on(self) -> bool:
-        with self._listing():
+        with untouched(self._context):
             if not self._target.go_on():
                 return False
             self._again = None
@@ -264,21 +262,6 @@ class Offers:
         with error_context(UNTOUCHED):
             return not reading.exists(f"{self._context.layout.target}/{file.filename}")
 
-    def _is_paused(self) -> bool:
-        with error_context(UNTOUCHED):
-            return self._context.paused
-
-    @contextmanager
-    def _listing(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise NoSuchQueue(
-                f"queue {self._context.name} is not there any more: {self._context.layout.home}"
-            ) from error
-        except OSError as error:
-            raise storage_error(error, UNTOUCHED) from error
-
     # -- what is taken ---------------------------------------------------------------------------------------
 
     def _takes(self, file: MessageFile) -> bool:
@@ -289,7 +272,7 @@ class Offers:
         if not self._acked or file.name.id not in self._acked:
             return False
         try:
-            return early_acks.settle(self._context, file, next(self._owners), self._deadline())
+            return early_acks.settle(self._context, file, next(self.owners), self.deadline())
         except StorageError as error:
             self.pass_over(file, error)
             return True
@@ -307,17 +290,14 @@ class Offers:
         assert self._rest.matches is not None
         if self._rest.matches(file):
             return True
+        tidies = self.puts_aside and time.monotonic() < self._tidies_until
         try:
             with error_context("the message stays in target/"):
-                if self._puts_aside(file):
+                if tidies and not has_expired(self._context, file) and self._rest.is_due(file):
                     self._moves.put_aside(file, FILTERED)
         except StorageError as error:
             self.pass_over(file, error)
         return False
-
-    def _puts_aside(self, file: MessageFile) -> bool:
-        tidies = self.puts_aside and time.monotonic() < self._tidies_until
-        return tidies and not has_expired(self._context, file) and self._rest.is_due(file)
 
     # -- what comes back -------------------------------------------------------------------------------------
 
@@ -451,6 +431,17 @@ class Offers:
         if (begins or (self.losses >= self._list_at and self._target.worn)) and not self.frozen:
             self._list_at = 2 * max(self.losses, LOSSES)
             self.refresh()
+
+
+@contextmanager
+def untouched(context: QueueContext) -> Iterator[None]:
+    """Raise dropq's own error when a call in the block fails; where a file is missing, the queue is gone."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NoSuchQueue(f"queue {context.name} is not there any more: {context.layout.home}") from error
+    except OSError as error:
+        raise storage_error(error, UNTOUCHED) from error
 
 
 def _all_of(*tests: Callable[[MessageFile], bool] | None) -> Callable[[MessageFile], bool] | None:

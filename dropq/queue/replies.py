@@ -7,49 +7,22 @@ outside of the root's queues.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.sending import Outlet
+from dropq.queue.message_view import MessageView
 from dropq.queue.missing_queue import missing_queue_sender
 from dropq.queue.sender import Sender
 
 
-class Request(Protocol):
-    """A message that may ask for an answer; `Message` is one."""
-
-    context: QueueContext
-
-    @property
-    def id(self) -> str:
-        """The message's id."""
-
-    @property
-    def correlation_id(self) -> str | None:
-        """The message's correlation id."""
-
-    @property
-    def reply_to(self) -> str | None:
-        """The name of the queue for answers."""
-
-
-class ReplyQueue(Sender):
-    """The queue that answers go to; it only sends."""
-
-    def __init__(self, context: QueueContext) -> None:
-        self.name, self._opened = context.name, Outlet(context)
-
-
-def reply_queue(request: Request) -> Sender:
+def reply_queue(request: MessageView) -> Sender:
     """Open the queue that a message's answers go to; if it is missing, the root's dead-letter queue takes them.
 
     Raises:
-        ValueError: the message has no reply_to.
-        InvalidName: the reply_to cannot be the name of a queue.
-        NoSuchQueue: the reply_to names no queue of the root, which has no dead-letter queue.
+        ValueError, InvalidName, NoSuchQueue: as of `Message.reply`.
         Unavailable: the queue is away.
         ConfigError, StorageError: the queue cannot be opened.
     """
@@ -65,7 +38,7 @@ def reply_queue(request: Request) -> Sender:
         view = context.config
         if view.underlying_topic is not None:  # a send to a view is published to its topic
             context = _open(root, view.default_publish_target or view.underlying_topic)
-        return ReplyQueue(context)
+        return Sender(context)
     except (InvalidName, NoSuchQueue) as error:
         if isinstance(error, NoSuchQueue) and (sender := missing_queue_sender(root, address)) is not None:
             return sender
@@ -82,7 +55,7 @@ def _open(root: RootContext, name: str) -> QueueContext:
     return open_queue(root, name)
 
 
-def correlated(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+def correlated(request: MessageView, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an answer: with the request's correlation id, else its id, unless they have one."""
     given = fields.get("correlation_id")
     return {**fields, "correlation_id": given if given is not None else request.correlation_id or request.id}

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from itertools import islice
 from typing import IO, Any, NamedTuple, TypeVar
@@ -30,6 +30,8 @@ from dropq.storage.files import Draft
 from dropq.storage.reading import READ_SIZE
 
 T = TypeVar("T")
+#: A file that is sent: its path, or what is open for reading.
+Source = str | os.PathLike[str] | IO[bytes]
 
 #: The errors of a rename of a file that may be copied instead.
 _NOT_OURS = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM})
@@ -85,6 +87,9 @@ class Sender:
     _overflowing: Mapping[str, Sender] = {}
     #: What sends, once the queue is open.
     _opened: Outlet | None = None
+
+    def __init__(self, destination: QueueContext) -> None:
+        self.name, self._opened = destination.name, Outlet(destination)
 
     @property
     def _outlet(self) -> Outlet:
@@ -250,13 +255,9 @@ class Sender:
             if admitted:
                 self._send_batch(batch[:admitted], sent)
             else:
-                sent.append(self._discarded(batch[0]))
+                chosen = batch[0].get("message_id") if isinstance(batch[0], Mapping) else None
+                sent.append(Sent(chosen or self._destination.root.ids.next(), False, ""))
             batch = batch[admitted or 1 :]
-
-    def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
-        """Return the result for a discarded message."""
-        chosen = message.get("message_id") if isinstance(message, Mapping) else None
-        return Sent(chosen or self._destination.root.ids.next(), False, "")
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         context = self._destination
@@ -294,13 +295,10 @@ class Sender:
         ):
             for message in batch:
                 if isinstance(message, Mapping) or self._marks:
-                    message = message if isinstance(message, Mapping) else {"body": message}
-                    body = _body_of(message)
-                    headers = Headers(**{key: value for key, value in message.items() if key != "body"})
+                    body, headers = _parts_of(message) if isinstance(message, Mapping) else (message, PLAIN)
                     file, message_id, not_before = self._address_of(body, headers)
                 else:
-                    body, not_before = message, 0
-                    message_id = context.root.ids.next()
+                    body, message_id, not_before = message, context.root.ids.next(), 0
                     file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, context.name), not_before
@@ -324,16 +322,12 @@ class Sender:
         self._send_file_into(sent, path, move=move, **fields)
         return sent[0]
 
-    def _send_file_into(
-        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
-    ) -> None:
+    def _send_file_into(self, sent: list[Sent], path: Source, *, move: bool = False, **fields: Any) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
         once = not isinstance(path, str | os.PathLike)
         self._to_who_takes(lambda sender: sender._send_one_file(sent, path, move=move, **fields), once=once)
 
-    def _send_one_file(
-        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
-    ) -> None:
+    def _send_one_file(self, sent: list[Sent], path: Source, *, move: bool = False, **fields: Any) -> None:
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         filename = os.path.basename(source) if isinstance(source, str) else ""
         file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True, filename=filename)
@@ -350,7 +344,11 @@ class Sender:
                     raise
             else:
                 return
-        with error_context("nothing was sent"), _reading(source) as body, self._staged(file) as writing:
+        with (
+            error_context("nothing was sent"),
+            open(source, "rb") if isinstance(source, str) else nullcontext(source) as body,
+            self._staged(file) as writing,
+        ):
             shutil.copyfileobj(body, writing, READ_SIZE)
         self._send_staged(sent, one, file, not_before)
         if moved is not None:
@@ -392,9 +390,9 @@ class Sender:
             if reading.device(source) != reading.device(self._destination.layout.target):
                 return False
             self._destination.storage.adopt(source)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise self._destination.refused(error, "nothing was sent") from error
+        except FileNotFoundError as error:
+            raise self._destination.refused(error, "nothing was sent") from error
+        except OSError:
             return False  # not ours
         return True
 
@@ -402,10 +400,8 @@ class Sender:
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
         """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
 
-        Whether the queue has room is seen before the block begins; what it discards is written to nowhere.
-
-        Args:
-            fields: the arguments of `send`, but for the body.
+        Whether the queue has room is seen before the block begins; what it discards is written to nowhere. The
+        arguments are those of `send`, but for the body.
 
         Raises:
             QueueFull: the queue is full, and rejects.
@@ -524,20 +520,14 @@ class Sender:
             other._stop_waiting()
 
     def _limits_of_sends(self) -> SendLimits:
-        """Return what lets messages in."""
         return SendLimits(self._destination.name, self._destination, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
-        """Return the file names of `count` messages that have no header but their class."""
         return [names.plain_name(message_id, 4, message_class) for message_id in self._destination.root.ids.take(count)]
 
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self._destination.clock.now_ms() + int(seconds * 1000) if seconds else 0
-
-
-def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
-    return open(source, "rb") if isinstance(source, str) else nullcontext(source)
 
 
 def _class_of(body: bytes | str, headers: Headers) -> str:
@@ -552,11 +542,10 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
     return message_class
 
 
-def _body_of(message: Mapping[str, Any]) -> bytes | str:
+def _parts_of(message: Mapping[str, Any]) -> tuple[bytes | str, Headers]:
     unknown = ", ".join(sorted(map(repr, message.keys() - {"body", *Headers._fields})))
     if unknown:
         raise ValueError(f"a message of send_many says {unknown}, which send does not take")
     if "body" not in message:
         raise ValueError("a message of send_many has no `body`")
-    body: bytes | str = message["body"]
-    return body
+    return message["body"], Headers(**{key: value for key, value in message.items() if key != "body"})

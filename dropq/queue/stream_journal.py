@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.sending import deliver_delayed
 from dropq.lifecycle.settlement import Claims
-from dropq.queue.bad_bodies import BadBodyNotes, all_reasons, reject_bad
+from dropq.queue.bad_bodies import BadBodyNotes, reject_bad
 from dropq.queue.lease_renewer import renew_held
 from dropq.queue.message import Message, ack_all, extend_all
 from dropq.storage import reading
@@ -158,8 +158,8 @@ class Journal:
         with self._lock, self._error_context():
             self._refuse_if_overtaken()
             self._register()
-            if batch in self._numbers() and (keys := self._keys(batch)):
-                return len(keys)
+            if batch in self._numbers() and (written := self._written(batch)):
+                return len(written)
             messages = {} if self._has_adopted_leftovers else self._adopt_leftovers()
             self._has_adopted_leftovers = False  # an error below would leave claims that are in no batch
             messages |= self._claim(limit, max_bytes, besides=len(messages))
@@ -194,7 +194,7 @@ class Journal:
         ours = _runs(self._folder)
         claims = [claim for claim in self._claims() if claim.subscription in ours]
         self._remove_runs(self._earlier, claims)
-        written = {key for number in self._numbers() for key in self._keys(number)}
+        written = {key for number in self._numbers() for key in self._written(number)}
         by_key = {key: claim for claim in claims if (key := batch_key(claim.filename)) not in written}
         for claim in by_key.values():
             if not self._context.sidecars.parse(claim.own_name).generated:
@@ -243,21 +243,20 @@ class Journal:
 
         RACE: a lease may run out between the listing and the renewal, so missing messages are claimed last.
         """
-        keys = self._keys(batch)
+        written = self._written(batch)
         claims = {batch_key(claim.filename): claim for claim in self._claims()}
-        bodies = self._bodies(batch)
         for key, claim in claims.items():
-            claim.body = bodies.get(key)
-        messages = self._adopt({key: claims[key] for key in keys if key in claims})
-        messages |= self._claim_again({*keys} - messages.keys(), bodies)
-        if len(messages) < len(keys):
+            claim.body = written.get(key)
+        messages = self._adopt({key: claims[key] for key in written if key in claims})
+        messages |= self._claim_again(written.keys() - messages.keys(), written)
+        if len(messages) < len(written):
             log.warning("batch %d of %s: %d of %d messages were settled by others, or are held by them, and are not "
-                        "read again", batch, self._folder, len(keys) - len(messages), len(keys))  # fmt: skip
-        return {key: messages[key] for key in keys if key in messages}
+                        "read again", batch, self._folder, len(written) - len(messages), len(written))  # fmt: skip
+        return {key: messages[key] for key in written if key in messages}
 
     def _adopt(self, claims: Mapping[str, Claim]) -> dict[str, Message]:
         """Hold the messages of claims and renew their leases; leave out those whose leases have just run out."""
-        messages = {key: self._subscription._adopt(claim) for key, claim in claims.items()}
+        messages = {key: self._subscription._hold(claim) for key, claim in claims.items()}
         for message, error in extend_all(messages.values(), self.lease):
             if not isinstance(error, LeaseLost):
                 raise error
@@ -303,10 +302,12 @@ class Journal:
 
     def _settle_batch(self, batch: int, messages: dict[str, Message]) -> int:
         """Settle messages, also those that returned because a lease ran out; return how many it settled."""
-        reasons = all_reasons((self._own_notes(batch), *self._earlier_notes(batch)))
+        reasons: dict[str, str] = {}
+        for notes in (self._own_notes(batch), *self._earlier_notes(batch)):
+            reasons |= notes.reasons()
         rejected = _settle(messages, reasons)
         lost = {key for key, message in messages.items() if message.state == "processing"}
-        again = self._claim_again(lost, self._bodies(batch) if lost else {})
+        again = self._claim_again(lost, self._written(batch) if lost and batch in self._numbers() else {})
         rejected += _settle(again, reasons)
         self.rejected += len(rejected)
         if rejected:
@@ -330,7 +331,6 @@ class Journal:
         return [BadBodyNotes(self._context, f"{self._folder}/{name}") for name in names]
 
     def _drop_notes(self, batch: int) -> None:
-        """Remove the notes on a batch all of whose messages are settled."""
         for name in reading.names_in(self._folder):
             if name.startswith(_BAD.format(batch)):
                 BadBodyNotes(self._context, f"{self._folder}/{name}").drop()
@@ -366,20 +366,13 @@ class Journal:
         matches = (_BATCH.fullmatch(entry.name) for entry in reading.entries(self._folder))
         return sorted(int(match[1]) for match in matches if match)
 
-    def _keys(self, batch: int) -> list[str]:
-        """Return the keys of a batch's messages, in their order."""
-        return self._written(batch)[0]
-
-    def _bodies(self, batch: int) -> dict[str, BodyVersion]:
-        """Return the versions of a batch's bodies when they were claimed, by the batch keys of their messages."""
-        return self._written(batch)[1] if batch in self._numbers() else {}
-
-    def _written(self, batch: int) -> tuple[list[str], dict[str, BodyVersion]]:
+    def _written(self, batch: int) -> dict[str, BodyVersion | None]:
+        """Return the batch keys of a batch's messages, in their order, each with its body's version when claimed."""
         path = f"{self._folder}/{batch}.json"
         try:
             content: Any = reading.parse_json(reading.read_small(path, limit=reading.LONG_LIST) or b"null")
             bodies = {key: BodyVersion(int(size), int(at)) for key, (size, at) in content.get("bodies", {}).items()}
-            return [str(key) for key in content["claims"]], bodies
+            return {str(key): bodies.get(str(key)) for key in content["claims"]}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DropqError(
                 f"{path} is damaged ({error}): start the query with a new checkpoint; the messages of the stream "
@@ -400,7 +393,7 @@ class Journal:
         """Return the claims in processing/, those of each subscription in the order in which they were made."""
         return sorted(claims_in(self._context), key=lambda claim: (claim.subscription, claim_order(claim.owner)))
 
-    def _claim_again(self, missing: set[str], bodies: Mapping[str, BodyVersion]) -> dict[str, Message]:
+    def _claim_again(self, missing: Collection[str], bodies: Mapping[str, BodyVersion | None]) -> dict[str, Message]:
         """Claim messages that a sweep returned because a lease ran out, with bodies that nobody has touched since."""
         context, claimed = self._context, dict[str, Message]()
         for folder in (context.layout.delayed, context.layout.target) if missing else ():
@@ -412,10 +405,10 @@ class Journal:
                     deliver_delayed(context, file.filename)  # target/, which is next, then has it
                     continue
                 deadline = lease_end(context.clock, self.lease)
-                claim = Claims(context).claim(file, self._subscription._next_owner(), deadline, again=True)
+                claim = Claims(context).claim(file, next(self._subscription._owners), deadline, again=True)
                 if claim is not None:
                     claim.body = bodies.get(key)
-                    claimed[key] = self._subscription._adopt(claim)
+                    claimed[key] = self._subscription._hold(claim)
         return claimed
 
 

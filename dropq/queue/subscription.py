@@ -20,13 +20,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dropq.durations import parse_duration
-from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import named as named_clients
@@ -37,10 +36,10 @@ from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.policies.build import policies_for
 from dropq.policies.wanted import Wanting
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
-from dropq.queue.offers import UNTOUCHED, CameBack, Offers
+from dropq.queue.offers import Offers, untouched
 from dropq.queue.waiting import Waiting
 from dropq.storage.clock import lease_end, pass_tick
-from dropq.storage.failures import describe, storage_error
+from dropq.storage.failures import describe
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
 
@@ -55,14 +54,6 @@ SHOWN = 3
 SETTLED_LOOK = 0.02
 
 _ALPHABET = string.digits + string.ascii_lowercase
-
-
-class Swept(Protocol):
-    """What a sweep did."""
-
-    @property
-    def total(self) -> int:
-        """How many messages and files it moved."""
 
 
 class SweepOnTheWay(Protocol):
@@ -84,10 +75,11 @@ class SweepOnTheWay(Protocol):
     def has_begun(self) -> bool:
         """Whether an upkeep has begun, and slices of it are to follow."""
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> Swept:
-        """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing.
+    def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
+        """Bring back what dead consumers and lapsed leases held; return whether it moved anything.
 
-        While target/ is `quiet`, and nothing was found to bring back, it only looks for what changes without target/.
+        If `idle`, it also removes the dead that held nothing. While target/ is `quiet`, and nothing was found to bring
+        back, it only looks for what changes without target/.
         """
 
     def stir(self) -> None:
@@ -101,19 +93,20 @@ class SweepOnTheWay(Protocol):
 
 
 class Subscription:
-    """A consumer of one queue.
+    """A consumer of one queue, as `Queue.subscribe` opens it.
+
+    If it is detached, its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
 
     Args:
-        client_id: the holder's name, for people who read processing/.
-        max_backlog: how many messages it may hold at once; None for no limit.
-        lease: seconds after which a claim runs out; None for never.
-        filter: which messages it takes; None for all.
         sweep: the sweep that it does on the way.
-        detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
-        named: its client counts as coming back; it cannot be detached.
         at_end: called once it has ended.
 
+    Attributes:
+        max_backlog: how many messages it may hold at once; None for no limit.
+        lease: seconds after which a claim runs out; None for never.
+
     Raises:
+        ConfigError, InvalidFilter, Unavailable, ValueError: as of `Queue.subscribe`.
         NoSuchQueue: the queue is gone.
         StorageError: it cannot show that it lives; no message was touched.
     """
@@ -122,18 +115,27 @@ class Subscription:
         self,
         context: QueueContext,
         *,
-        client_id: str,
-        max_backlog: int | None,
-        lease: float | None,
+        client_id: str | None = None,
+        max_backlog: int | None = None,
+        lease_period: Duration | None = None,
         filter: str | None = None,
         sweep: SweepOnTheWay,
         detached: bool = False,
         named: bool = False,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        self.id = subscription_id(client_id)
-        self.max_backlog = max_backlog
-        self.lease = lease
+        if filter is not None:
+            from dropq.filters import check_chooses
+
+            check_chooses(filter)
+        if max_backlog is not None and max_backlog < 1:
+            raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
+        if named and (detached or not client_id):
+            raise ValueError("a named subscription has a client_id, by which it comes back, and is not detached")
+        limits = (max_backlog, context.config.max_per_subscription_backlog)
+        self.max_backlog = min((limit for limit in limits if limit is not None), default=None)
+        self.lease = lease = _lease(context, lease_period, detached=detached)
+        self.id = subscription_id(client_id or f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}")
         self._context = context
         self._claims = Claims(context)
         self._settles_first = context.config.semantics == "at-most-once"
@@ -151,16 +153,15 @@ class Subscription:
         self._closed = False
         self._at_end = at_end
         _OF_THIS_PROCESS[self.id] = self
-        policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
+        policies = policies_for(context, self.id, allowed=self.max_backlog, filter=filter, lasting=not detached)
         self._waiting = Waiting(
             context.layout.target,
             leaving=() if policies is None else policies.wait_for,
             timing=context.timing,
             moved_in=context.settling.note_moved_in,
         )
-        self._wanting: Wanting | None = None
-        if context.config.replication_type != "LocalQueue" and context.root.config.peer:
-            self._wanting = Wanting(context, self.id, filter)
+        from_peers = context.config.replication_type != "LocalQueue" and context.root.config.peer
+        self._wanting = Wanting(context, self.id, filter) if from_peers else None
         self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._offers.puts_aside = True
@@ -168,9 +169,7 @@ class Subscription:
         if policies is not None:
             from dropq.queue.by_policy import Admission  # few queues have a policy
 
-            self._admission = Admission(
-                policies, self._offers, self._claims, owners=self._owners, deadline=self._deadline
-            )
+            self._admission = Admission(policies, self._offers, self._claims)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -184,14 +183,14 @@ class Subscription:
             The message; None if no message came in that time, it already holds as many as it may (max_backlog), or it
             was closed meanwhile. A signal handler that interrupts its own thread's receive gets None at once.
         """
-        if self._closed or self._forks != FORKS.count:
+        if self._closed:
             self._refuse()
         news = self._waiting.news
         message = self._next()
-        return message if message is not None else self._wait(news, timeout, None)
+        return message if message is not None else self._wait(news, timeout)
 
-    def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
-        """Do what `receive` does; return None once closed, or soon after it was given up and `_wake` was called.
+    def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
+        """Do what `receive` does; return None once closed, or soon after it was given up and woken.
 
         A caller that gave up returns a message that was claimed after that.
         """
@@ -199,13 +198,13 @@ class Subscription:
         message = self._next()
         return message if message is not None else self._wait(news, timeout, given_up)
 
-    def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] | None) -> Message | None:
+    def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] = bool) -> Message | None:
         """Wait for a message, after an attempt that found none."""
         if self._receiving == threading.get_ident():
             return None  # this thread's own attempt waits for its signal handler, which is here
         if self._admission is not None:
-            ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
-            if (message := self._admission.after_others(self._next, ended)) is not None:
+            message = self._admission.after_others(self._next, lambda: self._closed or given_up())
+            if message is not None:
                 return message
         if self._wanting is not None:
             self._say_wanted(self._wanting)
@@ -217,7 +216,7 @@ class Subscription:
             until,
             attempt=self._next if self._wanting is None else self._next_or_wanted,
             next_attempt=lambda: self._next_attempt,
-            given_up=given_up or bool,
+            given_up=given_up,
             is_quiet=lambda: self._offers.is_quiet,
         )
 
@@ -232,14 +231,10 @@ class Subscription:
 
     def _say_wanted(self, wanting: Wanting) -> None:
         """Say that messages are wanted, unless a pause, a policy or its own limit holds back what is there."""
-        room = None if self.max_backlog is None else self.max_backlog - len(self._held)
+        room = self._room
         has_room = room is None or room > 0
         if wanting.again_in <= 0 and has_room and not (self._closed or self._is_kept_back or self._context.paused):
             wanting.say(room)
-
-    def _wake(self) -> None:
-        """Let the thread that waits for a message see whether it was given up."""
-        self._waiting.wake()
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
         """Claim up to n messages: wait for the first, then take as many of the others as are there.
@@ -258,7 +253,6 @@ class Subscription:
             if n > 0:
                 most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
             raise ValueError(f"receive_many({n}): {most}; nothing was received")
-        admission = self._admission
         messages = list[Message]()
         try:
             if (first := self._receive(timeout, given_up)) is not None:
@@ -272,9 +266,9 @@ class Subscription:
                 raise
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
         finally:
-            if admission is not None:
+            if self._admission is not None:
                 with self._lock:  # another thread may be about to take one
-                    admission.give_back_ahead()
+                    self._admission.give_back_ahead()
         return messages
 
     def _next_of(self, count: int) -> Message | None:
@@ -282,8 +276,8 @@ class Subscription:
         if self._admission is None:
             return self._next()
         with self._lock:
-            room = count if self.max_backlog is None else min(count, self.max_backlog - len(self._held))
-            self._admission.more = room - 1
+            room = self._room
+            self._admission.more = (count if room is None else min(count, room)) - 1
             try:
                 return self._next()
             finally:
@@ -426,14 +420,6 @@ class Subscription:
         is_kept = self._admission is not None and self._admission.policies.decision.why == "barrier"
         return is_kept and self._offers.passes_over
 
-    def _once(self, message: Message) -> AbstractContextManager[CameBack]:
-        """Do what `Offers.once` does."""
-        return self._offers.once(message)
-
-    def _pass_over_rest(self) -> None:
-        """Leave what the queue's filter keeps from every consumer where it is."""
-        self._offers.puts_aside = False
-
     def _snapshot(self) -> None:
         """Sweep if that is due, as it may deliver messages; from then on offer only what waits at this moment."""
         self._next(self._freeze)
@@ -441,10 +427,6 @@ class Subscription:
     def _freeze(self) -> None:
         self._sweep_if_due()
         self._offers.freeze()
-
-    def _adopt(self, claim: Claim) -> Message:
-        """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
-        return self._message_of(claim, self._claims, None)
 
     def _next(self, instead: Callable[[], None] | None = None) -> Message | None:
         """Try to receive, one thread at a time, and no signal handler of that thread; return None once closed."""
@@ -475,14 +457,16 @@ class Subscription:
             self._attend()
         if offers.is_quiet and (self._admission is None or self._admission.note_quiet()):
             return None
-        if self.max_backlog is not None and len(self._held) >= self.max_backlog and not self._has_room():
-            return None
+        if self.max_backlog is not None and len(self._held) >= self.max_backlog:
+            self._forget_lost()
+            if len(self._held) >= self.max_backlog:
+                return None
         if self._admission is not None:
             taken = self._admission.take(listings)
             if taken is None:
                 self._sweep.found_nothing()
                 return None
-            return self._settled_first(taken[0]) if self._settles_first else self._message_of(*taken)
+            return self._settled_first(taken[0]) if self._settles_first else self._hold(*taken)
         while True:
             while (file := next(offers.view, None)) is not None:
                 if (self._expires or not file.plain) and offers.expire(file):
@@ -500,7 +484,7 @@ class Subscription:
                 if offers.routes.in_use and offers.route(file, claim):
                     continue
                 if not self._settles_first:
-                    return self._message_of(claim, self._claims, file)
+                    return self._hold(claim, self._claims, file)
                 if (message := self._settled_first(claim)) is not None:
                     return message
             if not offers.more(listings):
@@ -527,36 +511,27 @@ class Subscription:
         self._forget_lost()  # before the sweep that returns them
         try:
             # Consumers that died and held nothing are cleared away while they would have a part of the view.
-            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet).total:
+            if self._sweep.run(idle=self._offers.are_shared, quiet=self._offers.is_quiet):
                 self._offers.is_quiet = False
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))
 
-    def _announce(self, addresses: Iterable[str]) -> None:
-        """Write beside its sign of life where its messages go."""
-        if self._presence is not None:
-            self._presence.announce(addresses)
+    @property
+    def _room(self) -> int | None:
+        """How many more messages it may hold; None for any number."""
+        return None if self.max_backlog is None else self.max_backlog - len(self._held)
 
-    def _has_room(self) -> bool:
-        self._forget_lost()
-        return self.max_backlog is None or len(self._held) < self.max_backlog
-
-    def _next_owner(self) -> str:
-        """Return the owner of the next claim: no two claims of any processes have the same."""
-        return next(self._owners)
-
-    def _message_of(self, claim: Claim, settlement: Settlement, file: MessageFile | None) -> Message:
-        """Return a claimed message, which counts as held; `file` is how it waited, if it did."""
+    def _hold(self, claim: Claim, settlement: Settlement | None = None, file: MessageFile | None = None) -> Message:
+        """Return a claimed message, which counts as held; `file` is how it waited, if this subscription claimed it."""
         if file is None or file.filename != claim.own_name:
             file = self._context.sidecars.file(claim.filename)
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
-        message = Message(settlement, "processing", file, claim=claim, forget=self._forget)
+        message = Message(settlement or self._claims, "processing", file, claim=claim, forget=self._forget)
         self._held[claim.owner] = message
         return message
 
     def _forget(self, owner: str) -> None:
-        """Stop counting a claim that was settled."""
         self._held.pop(owner, None)
         self._looped.pop(owner, None)
         waiting = self._waiting
@@ -674,9 +649,7 @@ class Subscription:
     def __enter__(self) -> Subscription:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _refuse(self) -> NoReturn:
@@ -693,17 +666,13 @@ def subscription_id(client_id: str) -> str:
 
 def _presence(context: QueueContext, subscription: str, client_id: str | None) -> Presence:
     """Show that a subscription lives, and note its client if it is named."""
-    try:
+    with untouched(context):
         if client_id is not None:
             named_clients.note(context, client_id)
         presence = Presence(context.layout.consumers, subscription, context.storage)
         if client_id is not None and not presence.is_locked:
             named_clients.note_unlocked(context, client_id)
         return presence
-    except FileNotFoundError as error:
-        raise NoSuchQueue(f"queue {context.name} is not there any more: {context.layout.home}") from error
-    except OSError as error:
-        raise storage_error(error, UNTOUCHED) from error
 
 
 #: The subscriptions of this process by id, as long as anybody refers to them.
@@ -718,41 +687,11 @@ def held_here(context: QueueContext, owner: str) -> Message | None:
     return subscription._held.get(owner)
 
 
-def subscribe(
-    context: QueueContext,
-    *,
-    client_id: str | None,
-    filter: str | None,
-    max_backlog: int | None,
-    lease_period: Duration | None,
-    detached: bool,
-    named: bool = False,
-    sweep: SweepOnTheWay,
-    at_end: Callable[[], None] | None = None,
-) -> Subscription:
-    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` and `at_end` as for `Subscription`."""
-    if filter is not None:
-        from dropq.filters import check_chooses
-
-        check_chooses(filter)
-    if max_backlog is not None and max_backlog < 1:
-        raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
+def _lease(context: QueueContext, lease_period: Duration | None, *, detached: bool) -> float | None:
+    """Return the seconds after which a claim runs out; None for never."""
     lease = context.config.lease_period if lease_period is None else parse_duration(lease_period)
     if lease_period is not None and (lease or 0) < LEAST_LEASE:
         raise ValueError(f"lease_period {lease_period!r}: at least 1ms, or None for the queue's own")
-    if named and (detached or not client_id):
-        raise ValueError("a named subscription has a client_id, by which it comes back, and is not detached")
     if detached and not lease:
         raise ConfigError("a claim that outlives its process needs a lease: give a lease_period")
-    limits = [limit for limit in (max_backlog, context.config.max_per_subscription_backlog) if limit is not None]
-    return Subscription(
-        context,
-        client_id=client_id or f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}",
-        max_backlog=min(limits) if limits else None,
-        lease=lease or None,
-        filter=filter,
-        sweep=sweep,
-        detached=detached,
-        named=named,
-        at_end=at_end,
-    )
+    return lease or None

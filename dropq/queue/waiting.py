@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dropq.lifecycle.timing import Timing
-from dropq.storage.watch import NOBODY, RESCAN, Watch
+from dropq.storage.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
     from dropq.queue.message import Message
@@ -32,16 +33,9 @@ class Waiting:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        leaving: Sequence[str] = (),
-        timing: Timing,
-        moved_in: Callable[[str], object] | None = None,
+        self, folder: str, *, leaving: Sequence[str], timing: Timing, moved_in: Callable[[str], object]
     ) -> None:
-        self._folder = folder
-        self._leaving = leaving
-        self._moved_in = NOBODY if moved_in is None else {folder: moved_in}
+        self._new_watch = partial(Watch, folder, leaving=leaving, moved_in={folder: moved_in})
         self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
@@ -72,7 +66,7 @@ class Waiting:
             return None
         waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
         try:
-            watch = self._watch = self._watch or Watch(self._folder, leaving=self._leaving, moved_in=self._moved_in)
+            watch = self._watch = self._watch or self._new_watch()
             if self._closed:  # RACE: a later close finds the watch, and an earlier close is seen here
                 self._watch = None
                 return None
@@ -97,7 +91,6 @@ class Waiting:
                 self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
 
     def _rest(self, watch: Watch, until: float, given_up: Callable[[], bool]) -> None:
-        """Wait without an attempt, unless the subscription is closed, or the wait given up."""
         while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
             watch.rest(left)
 
@@ -116,11 +109,15 @@ class Waiting:
 
 
 class Ending:
-    """Ends a request before its time, from another thread."""
+    """Ends a request before its time, from another thread.
+
+    Attributes:
+        wake: wakes the thread that waits for the answer.
+    """
 
     def __init__(self) -> None:
         self._given_up = False
-        self._wake: Callable[[], None] | None = None
+        self.wake: Callable[[], object] = bool
 
     def has_come(self) -> bool:
         """Return whether the request was given up."""
@@ -129,10 +126,4 @@ class Ending:
     def give_up(self) -> None:
         """Let the request return None soon."""
         self._given_up = True
-        # RACE: a request that has nothing to wake yet sees afterwards that it was given up.
-        if self._wake is not None:
-            self._wake()
-
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Say what wakes the thread that waits for the answer."""
-        self._wake = wake
+        self.wake()  # RACE: a request that has nothing to wake yet sees afterwards that it was given up

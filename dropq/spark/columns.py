@@ -20,7 +20,7 @@ from dropq.format import names
 from dropq.format.escapes import LARGEST
 from dropq.format.layout import WITH_REASON
 from dropq.lifecycle.context import QueueContext
-from dropq.queue.message import LAST_MS
+from dropq.storage.clock import LAST_MS
 
 #: The columns of a message, in the order that a read without a schema has them.
 COLUMNS: dict[str, t.DataType] = {

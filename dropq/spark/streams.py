@@ -167,7 +167,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
                 lease_period=lease,
                 detached=True,
             )
-            self._subscription._pass_over_rest()
+            self._subscription._offers.puts_aside = False  # what the queue's filter keeps from all stays where it is
         return self._subscription
 
     def _journal_at(self, offset: Offset) -> Journal:

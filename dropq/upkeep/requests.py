@@ -28,7 +28,7 @@ from dropq.lifecycle.dead_letters import NO_SUCH_QUEUE
 from dropq.lifecycle.open_queue import open_queue
 from dropq.queue.message import Message, SettledMessage
 from dropq.queue.sender import Sent
-from dropq.queue.subscription import Subscription, subscribe
+from dropq.queue.subscription import Subscription
 from dropq.queue.waiting import Ending
 from dropq.storage.failures import describe
 from dropq.storage.liveness import FORKS
@@ -79,15 +79,7 @@ class Requester:
             # The root's defaults are for queues that people make: a filter or a barrier would keep the answer back.
             root = replace(asked.root, config=replace(asked.root.config, defaults={}))
             self._context = open_queue(root, self.name, public(self.name))
-            self._subscription = subscribe(
-                self._context,
-                client_id=None,
-                filter=None,
-                max_backlog=1,
-                lease_period=None,
-                detached=False,
-                sweep=QuickSweep(self._context),
-            )
+            self._subscription = Subscription(self._context, max_backlog=1, sweep=QuickSweep(self._context))
         except BaseException:
             self.end()
             raise
@@ -132,7 +124,7 @@ class Requester:
     def _next(self, seconds: float, sent: Sent, ending: Ending) -> Message | None:
         """Wait for a message; return None if no message came in time."""
         assert self._subscription is not None
-        ending.wakes(self._subscription._wake)
+        ending.wake = self._subscription._waiting.wake
         removed: NoSuchQueue | None = None
         try:
             message = self._subscription._receive(seconds, ending.has_come)

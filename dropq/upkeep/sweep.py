@@ -102,7 +102,7 @@ class QuickSweep:
         """Whether it is in the middle of an upkeep, of the queue or of the root: slices of it are to follow."""
         return self._upkeep is not None
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> SweepReport:
+    def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
         """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
 
         While it is `idle`, it clears away the dead that held nothing, too. While target/ is `quiet`, no claim is made:
@@ -118,7 +118,7 @@ class QuickSweep:
             self.again = started + self._bring_back(report, started, idle=idle, quiet=quiet)
         if started >= self._upkeep_at:
             self._keep_up()
-        return report
+        return report.total > 0
 
     def stir(self) -> None:
         """Do all steps next time, a second after the last sweep: target/ has changed, perhaps by a claim."""

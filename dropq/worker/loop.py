@@ -369,7 +369,11 @@ class Worker:
                 message = taken.message
                 try:
                     if id(message) in self._running:
-                        with taken.subscription._once(message) if self._until_empty else nullcontext() as came_back:
+                        with (
+                            taken.subscription._offers.once(message)
+                            if self._until_empty
+                            else nullcontext() as came_back
+                        ):
                             self._handle_and_settle(taken, came_back)
                 except BaseException as error:
                     self._fail(error)

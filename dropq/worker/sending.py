@@ -198,7 +198,8 @@ class Sendings:
         found = self._destinations.get(subscription._context.name)
         if found is not None and found.addresses:
             with suppress(OSError):  # it only informs
-                subscription._announce(found.addresses)
+                if (presence := subscription._presence) is not None:
+                    presence.announce(found.addresses)
 
     def rest(self, subscription: Subscription) -> None:
         """Take nothing for a while, which grows, as something could not be staged."""

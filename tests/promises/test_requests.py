@@ -297,7 +297,7 @@ def test_a_queue_for_answers_that_cannot_be_subscribed_to_goes_again_and_nothing
     def refused(*_: object, **__: object) -> None:
         raise StorageError("no")
 
-    monkeypatch.setattr("dropq.upkeep.requests.subscribe", refused)
+    monkeypatch.setattr("dropq.upkeep.requests.Subscription", refused)
     with pytest.raises(StorageError):
         queue.request("q", SOON)
     assert temporary(queue.root) == [] and where(queue) == {}
