@@ -11,12 +11,11 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
-from dropq.diagnosis.graph_text import counted, credit, described, notes, shown, title
+from dropq.diagnosis.graph_text import counted, credit, described, lines_of_edge, notes, shown, title
 
 #: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
 MARGIN, INSIDE, BETWEEN, BEND = 24, 12, 26, 84
@@ -59,7 +58,7 @@ _LINES = {
 
 @dataclass
 class _Line:
-    """A line of text, with what it is shortened from."""
+    """A line of text, and how it looks."""
 
     text: str
     colour: str = _BLACK
@@ -123,45 +122,36 @@ class _Part:
         self._layers: list[list[_Box]] = []
         self._texts: list[float] = []  # the room for the texts of the edges from each layer
         self.right = self.bottom = 0.0
-        self._find_edges_back()
         self._choose_layers()
         self._add_lanes()
-        self._order_by_neighbours()
-        self._size()
+        self._size(self._order_by_neighbours())
         self._place_across()
         self._place_down()
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
-    def _find_edges_back(self) -> None:
-        """Mark the edges that would close a circle; those that are left lead from layer to layer."""
+    def _choose_layers(self) -> None:
+        """Put each box behind all from which edges lead to it; an edge that would close a circle goes back."""
         ahead = defaultdict[_Box, list[_Run]](list)
         for run in self.runs:
             ahead[run.stops[0]].append(run)
-        met = set[_Box]()
+        done: dict[_Box, None] = {}  # each after all to which its edges lead
         for first in self.boxes:
-            walk = {} if first in met else {first: iter(ahead[first])}
+            walk = {} if first in done else {first: iter(ahead[first])}
             while walk:
                 box, runs = next(reversed(walk.items()))
-                met.add(box)
                 if (following := next(runs, None)) is None:
                     del walk[box]
+                    done[box] = None
                 elif (to := following.stops[1]) in walk:
                     following.goes_back = True
-                elif to not in met:
+                elif to not in done:
                     walk[to] = iter(ahead[to])
-
-    def _choose_layers(self) -> None:
-        """Put each box behind all from which edges lead to it."""
-        before, behind = defaultdict[_Box, list[_Box]](list), defaultdict[_Box, list[_Box]](list)
-        for source, to in (run.stops for run in self.runs if not run.goes_back):
-            before[to].append(source)
-            behind[source].append(to)
-        for box in TopologicalSorter(before).static_order():
-            box.layer = max((source.layer + 1 for source in before.get(box, ())), default=0)
-        sent_to = {run.stops[1] for run in self.runs}
-        for box in behind.keys() - sent_to:  # it stands close to where it sends
-            box.layer = min(to.layer for to in behind[box]) - 1
+        for box in reversed(done):
+            for to in (run.stops[1] for run in ahead[box] if not run.goes_back):
+                to.layer = max(to.layer, box.layer + 1)
+        for box in ahead.keys() - {run.stops[1] for run in self.runs}:  # it stands close to where it sends
+            box.layer = min(run.stops[1].layer for run in ahead[box]) - 1
         self._layers = [[] for _ in range(max(box.layer for box in self.boxes) + 1)]
         for box in self.boxes:
             self._layers[box.layer].append(box)
@@ -169,43 +159,36 @@ class _Part:
     def _add_lanes(self) -> None:
         for run in self.runs:
             source, to = run.stops
-            if not run.goes_back:
-                lanes = [_Box(None, layer=layer) for layer in range(source.layer + 1, to.layer)]
-                for lane in lanes:
-                    self._layers[lane.layer].append(lane)
-                run.stops = [source, *lanes, to]
-                for first, second in zip(run.stops, run.stops[1:], strict=False):
-                    first.leaving.append(run)
-                    second.coming.append(run)
-            else:
-                source.leaving.append(run)
-                to.coming.append(run)
+            lanes = [_Box(None, layer=layer) for layer in range(source.layer + 1, to.layer)]
+            for lane in lanes:
+                self._layers[lane.layer].append(lane)
+            run.stops = [source, *lanes, to]
+            for first, second in pairwise(run.stops):
+                first.leaving.append(run)
+                second.coming.append(run)
 
-    def _order_by_neighbours(self) -> None:
+    def _order_by_neighbours(self) -> dict[_Box, int]:
         """Order each layer by the mean position of its neighbours: of those before it, then of those behind it."""
-        position = self._positions()
-        for layer, behind in self._to_and_fro():
-            means = {box: _mean([position[near] for near in _near(box, behind)], position[box]) for box in layer}
+        position = {box: number for layer in self._layers for number, box in enumerate(layer)}
+        for layer, step in self._to_and_fro():
+            means = {box: _mean([position[near] for near in _near(box, step)], position[box]) for box in layer}
             layer.sort(key=means.__getitem__)
             position |= {box: number for number, box in enumerate(layer)}
+        return position
 
-    def _positions(self) -> dict[_Box, int]:
-        return {box: number for layer in self._layers for number, box in enumerate(layer)}
-
-    def _to_and_fro(self) -> Iterator[tuple[list[_Box], bool]]:
+    def _to_and_fro(self) -> Iterator[tuple[list[_Box], int]]:
         """Yield each layer to look at what is before it, and then, from the last one on, behind it; again and again."""
         for _ in range(ROUNDS):
-            yield from ((layer, False) for layer in self._layers)
-            yield from ((layer, True) for layer in reversed(self._layers))
+            yield from ((layer, -1) for layer in self._layers)
+            yield from ((layer, 1) for layer in reversed(self._layers))
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
-    def _size(self) -> None:
+    def _size(self, position: dict[_Box, int]) -> None:
         """Give each box the room that its text and its edges need, and each edge its order on the side of its boxes."""
-        position = self._positions()
         for box in position:
-            box.leaving.sort(key=lambda run: (run.goes_back, position[_after(run, box)]))
-            box.coming.sort(key=lambda run: (run.goes_back, position[_before(run, box)]))
+            box.leaving.sort(key=lambda run: (run.goes_back, position[_stop(run, box, 1)]))
+            box.coming.sort(key=lambda run: (run.goes_back, position[_stop(run, box, -1)]))
             if box.node is not None:
                 edges = sum(run.room for run in box.leaving)
                 box.height = max(box.height, edges + 6, len(box.coming) * APART + 10)
@@ -218,7 +201,8 @@ class _Part:
             for box in layer:
                 box.x = x
                 box.width = widest  # boxes of a layer are equally wide, so that their edges begin below each other
-            labels = max((line.width for box in layer for run in _begun(box) for line in run.lines), default=0)
+            begun = [run for box in layer for run in box.leaving if box.node is not None]  # a lane is only passed
+            labels = max((line.width for run in begun for line in run.lines), default=0)
             self._texts.append(labels + 20 if labels else 0.0)
             x += widest + self._texts[-1] + BEND
         self.right = x - BEND + (back * 6 + 24 if back else 0)
@@ -229,8 +213,8 @@ class _Part:
             for box in layer:
                 box.y = y
                 y += box.height + BETWEEN
-        for layer, behind in self._to_and_fro():
-            self._draw_near(layer, behind)
+        for layer, step in self._to_and_fro():
+            self._draw_near(layer, step)
         boxes = [box for layer in self._layers for box in layer]
         lowest = min(box.y for box in boxes)
         for box in boxes:
@@ -239,9 +223,9 @@ class _Part:
         self._below = max(box.y + box.height for box in boxes)
         self.bottom = self._below + APART * sum(run.goes_back for run in self.runs)
 
-    def _draw_near(self, layer: list[_Box], behind: bool) -> None:
+    def _draw_near(self, layer: list[_Box], step: int) -> None:
         """Move the boxes of a layer towards their neighbours; keep their order, and the room between them."""
-        wanted = [_mean([near.middle for near in _near(box, behind)], box.middle) - box.height / 2 for box in layer]
+        wanted = [_mean([near.middle for near in _near(box, step)], box.middle) - box.height / 2 for box in layer]
         above = [0.0, *accumulate(box.height + BETWEEN for box in layer)]
         groups: list[tuple[float, int]] = []  # of boxes that touch: the sum of where each wants to begin, how many
         for number in range(len(layer)):
@@ -250,8 +234,8 @@ class _Part:
                 (last, count), (before, more) = groups.pop(), groups.pop()
                 groups.append((last + before, count + more))
         begins = [total / count for total, count in groups for _ in range(count)]
-        for number, box in enumerate(layer):
-            box.y = begins[number] + above[number]
+        for box, begin, offset in zip(layer, begins, above, strict=False):
+            box.y = begin + offset
 
     def _place_ends(self, box: _Box) -> None:
         """Find the heights at which edges begin and end at a box."""
@@ -283,7 +267,7 @@ class _Part:
         first, *_, last = run.stops
         x, y = first.x + first.width, run.begin
         path = f"M{x:.0f},{y:.1f}"
-        for box, following in zip(run.stops, run.stops[1:], strict=False):
+        for box, following in pairwise(run.stops):
             bend, end = self._bend_begins(box), following.x
             below = run.end if following is last else following.middle
             half = (bend + end) / 2
@@ -418,10 +402,7 @@ def _about(edge: Edge) -> list[_Line]:
 
 
 def _words(edge: Edge) -> str:
-    parts = (described(edge), credit(edge), edge.filter or "", edge.stuck)
-    return (
-        f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(filter(None, map(shown, parts)))}"
-    )
+    return f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(lines_of_edge(edge))}"
 
 
 def _words_of(node: Node) -> str:
@@ -457,23 +438,13 @@ def _joined(boxes: list[_Box], runs: list[_Run]) -> list[list[_Box]]:
     return sorted(different.values(), key=len, reverse=True)
 
 
-def _begun(box: _Box) -> list[_Run]:
-    """Return the edges that begin at a box, rather than pass it."""
-    return [run for run in box.leaving if run.stops[0] is box]
+def _stop(run: _Run, box: _Box, step: int) -> _Box:
+    return run.stops[run.stops.index(box) + step]
 
 
-def _after(run: _Run, box: _Box) -> _Box:
-    return run.stops[-1] if run.goes_back else run.stops[run.stops.index(box) + 1]
-
-
-def _before(run: _Run, box: _Box) -> _Box:
-    return run.stops[0] if run.goes_back else run.stops[run.stops.index(box) - 1]
-
-
-def _near(box: _Box, behind: bool) -> list[_Box]:
-    """Return the boxes and lanes beside a box, in the layer behind it or before it."""
-    runs = [run for run in (box.leaving if behind else box.coming) if not run.goes_back]
-    return [_after(run, box) if behind else _before(run, box) for run in runs]
+def _near(box: _Box, step: int) -> list[_Box]:
+    """Return the boxes and lanes beside a box: 1 for the layer behind it, -1 for the one before it."""
+    return [_stop(run, box, step) for run in (box.leaving if step > 0 else box.coming) if not run.goes_back]
 
 
 def _mean(numbers: Sequence[float], none: float) -> float:
