@@ -23,7 +23,6 @@ from dropq.policies.selectors import REMOVED
 from dropq.routing.credit_audit import all_credits, idle_credits
 from dropq.routing.forecast import Forecast
 from dropq.routing.plans import missing
-from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
@@ -107,13 +106,6 @@ def may_have_letters(context: QueueContext) -> bool:
     config, of_root = context.config, context.root.config.dead_letter_queue
     named = config.dead_letter_queue not in (None, of_root)
     return named or config.exhausted == "dead-letter" or config.self_destruct or bool(selectors.names_in(context))
-
-
-def removal_ages(context: QueueContext, now: int) -> Iterator[int]:
-    """Yield how long ago, in ms, each selector was removed whose messages have not all returned."""
-    for name in removed_in(context):
-        with suppress(FileNotFoundError):  # RACE: it is finished
-            yield now - reading.changed_ms(f"{context.layout.selectors}/.{name}{REMOVED}")
 
 
 # -- fsck ----------------------------------------------------------------------------------------------------------
