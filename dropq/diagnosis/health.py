@@ -60,8 +60,6 @@ MAX_ERROR = 0
 STILL = 60.0
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
-#: How many waiting messages are held against the queue's filter.
-FILTERED_LOOKED_FOR = 10_000
 
 #: Folders of a root that this user may not be allowed to enter, and that are no queues.
 _NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
@@ -87,6 +85,14 @@ class Limits(NamedTuple):
     max_count: int | None = None
     max_error: int | None = MAX_ERROR
     still: float | None = None
+
+    @classmethod
+    def of(
+        cls, max_age: Duration | None, max_count: int | None, max_error: int | None, still: Duration | None
+    ) -> Limits:
+        """Return limits whose periods are given as people write them; ValueError if one is no period."""
+        age, idle = (None if period is None else parse_duration(period) for period in (max_age, still))
+        return cls(age, max_count, max_error, idle)
 
 
 @dataclass(frozen=True)
@@ -116,48 +122,20 @@ class Health:
         return not self.reasons
 
 
-def health(
-    root: RootContext,
-    name: str,
-    *,
-    max_age: Duration | None = None,
-    max_count: int | None = None,
-    max_error: int | None = MAX_ERROR,
-    still: Duration | None = None,
-) -> Health:
-    """Report whether a queue is well, and change nothing; None sets no limit.
+def health(root: RootContext, name: str, limits: Limits) -> Health:
+    """Report whether a queue is well, as `Queue.health` does; also a queue that cannot be read or used.
 
-    Args:
-        max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due. A
-            message that is held without a running lease waits, too: nothing shows that its holder works on it.
-        max_count, max_error: how many messages may lie in target/, and in error/.
-        still: for how long messages may wait while nobody takes or settles one; None only notes it, after a minute.
-
-    Returns:
-        What is wrong with it, also when it cannot be read or its configuration cannot be used.
-
-    Raises:
-        NoSuchQueue: there is no such queue.
+    A message waits from when it was sent or requeued; in delayed/, from when it was due. A message that is held without
+    a running lease waits, too: nothing shows that its holder works on it.
     """
-    limits = Limits(
-        None if max_age is None else parse_duration(max_age),
-        max_count,
-        max_error,
-        None if still is None else parse_duration(still),
-    )
     try:
-        return judged(stands(open_queue(root, name)), limits)
+        return judged(Standing(open_queue(root, name)), limits)
     except (DropqError, OSError) as error:
         if isinstance(error, NoSuchQueue):
             raise
         if is_gone(root, name, error):
             raise NoSuchQueue(f"queue {name} is not there any more") from error
         return unusable(root, name, error)
-
-
-def stands(context: QueueContext) -> Standing:
-    """Return what stands in a queue, with what `judged` needs of it."""
-    return Standing(context, kept=FILTERED_LOOKED_FOR if context.config.filter is not None else 0)
 
 
 def judged(standing: Standing, limits: Limits) -> Health:
@@ -167,24 +145,14 @@ def judged(standing: Standing, limits: Limits) -> Health:
     return Health(standing.context.name, reasons, notes, standing.counts, standing.oldest_age)
 
 
-def health_root(
-    root: RootContext,
-    *,
-    max_age: Duration | None = None,
-    max_count: int | None = None,
-    max_error: int | None = MAX_ERROR,
-    still: Duration | None = None,
-) -> Iterator[Health]:
+def health_root(root: RootContext, limits: Limits) -> Iterator[Health]:
     """Report on each queue of a root, by name; also on those that are too damaged to be opened, or closed to this user.
 
-    The limits are those of `health`.
-
-    Raises:
-        OSError: the root cannot be listed.
+    OSError if the root cannot be listed.
     """
     for name in queues(root):
         try:
-            yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
+            yield health(root, name, limits)
         except NoSuchQueue as error:
             if reading.exists(layouts(root.layout.path, name)[0].home):  # RACE: else it was deleted since the listing
                 yield unusable(root, name, error)
@@ -382,7 +350,6 @@ class _Checks:
             yield Reason("route", f"{text}; correct it, or remove {in_use}")
 
     def _selector_reasons(self) -> Iterator[Reason]:
-        """Yield which selectors can take nothing, and which removed ones are not finished."""
         for why in selector_checks.unusable(self._forecast):
             yield Reason("selector", f"a selector takes nothing: {why}")
         folder = self._context.layout.selectors
@@ -542,7 +509,6 @@ class _Checks:
         return self._context.is_fed and self._context.config.overflow != "discard"
 
     def _full(self) -> Iterator[Reason]:
-        """Yield that the queue is full, and what that means."""
         config, count = self._context.config, sum(self._counts[state] for state in UNSETTLED)
         most, way_out = config.max_unprocessed, self._way_out()
         if (outcome := self._refusals.get("full")) is None:
