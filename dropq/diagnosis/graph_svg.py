@@ -100,6 +100,7 @@ class _Run:
     goes_back: bool = False
     begin: float = 0
     end: float = 0
+    path: str = ""
 
     @property
     def room(self) -> int:
@@ -127,6 +128,7 @@ class _Part:
         self._size(self._order_by_neighbours())
         self._place_across()
         self._place_down()
+        self._draw_edges()
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
@@ -250,14 +252,11 @@ class _Part:
             run.end = y
             y += APART
 
-    # -- paths -------------------------------------------------------------------------------------------------------
-
-    def paths(self) -> Iterator[tuple[_Run, str]]:
-        """Yield each edge with its path."""
+    def _draw_edges(self) -> None:
         back = 0
         for run in self.runs:
             back += run.goes_back
-            yield run, self._edge_back(run, back) if run.goes_back else self._edge_on(run)
+            run.path = self._edge_back(run, back) if run.goes_back else self._edge_on(run)
 
     def _bend_begins(self, box: _Box) -> float:
         """Return where the edges from the layer of a box bend: behind all of their texts."""
@@ -296,7 +295,6 @@ class _Drawing:
         boxes = {node.name: _box(node) for node in nodes}
         self._runs = [_Run(edge, [boxes[edge.source], boxes[edge.to]], _about(edge)) for edge in edges]
         self._boxes = list(boxes.values())
-        self._parts: list[_Part] = []
         self._right, self._bottom = 0.0, float(MARGIN)
         alone: list[_Box] = []
         for joined in _joined(self._boxes, self._runs):
@@ -305,9 +303,8 @@ class _Drawing:
             if not runs:
                 alone += joined
                 continue
-            self._parts.append(_Part(joined, runs, self._bottom))
-            self._right = max(self._right, self._parts[-1].right)
-            self._bottom = self._parts[-1].bottom + MARGIN
+            part = _Part(joined, runs, self._bottom)
+            self._right, self._bottom = max(self._right, part.right), part.bottom + MARGIN
         self._lay_out_alone(alone)
 
     def text(self) -> str:
@@ -315,7 +312,6 @@ class _Drawing:
         return "\n".join([*self._head(), *self._arrows(), *self._all_boxes(), "</svg>", ""])
 
     def _lay_out_alone(self, alone: list[_Box]) -> None:
-        """Put boxes in rows below the others."""
         widest = max((box.width for box in alone), default=0)
         across = max(int((max(self._right, 820) - MARGIN + BETWEEN) // (widest + BETWEEN)), 1)
         for first in range(0, len(alone), across):
@@ -341,14 +337,13 @@ class _Drawing:
         yield f'<rect width="{width}" height="{height}" fill="white"/>'
 
     def _arrows(self) -> Iterator[str]:
-        paths = {id(run): path for part in self._parts for run, path in part.paths()}
         for number, run in enumerate(self._runs):
             colour, dashes = _LINES[run.edge.kind]
             colour = _RED if run.edge.stuck else colour
             dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
             yield f'<g class="edge" id="edge{number}"><title>{escape(_words(run.edge))}</title>'
             yield (
-                f'<path d="{paths[id(run)]}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
+                f'<path d="{run.path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
                 f'marker-end="url(#tip-{colour[1:]})"/>'
             )
             x, y = run.stops[0].x + run.stops[0].width + 12, run.begin - 5 - (len(run.lines) - 1) * LINE

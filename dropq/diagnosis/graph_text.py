@@ -91,9 +91,6 @@ def lines_of_edge(edge: Edge) -> list[str]:
     return list(filter(None, (described(edge), credit(edge), shown(edge.filter or ""), shown(edge.stuck))))
 
 
-# -- Mermaid ---------------------------------------------------------------------------------------------------------
-
-
 def mermaid(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
     """Return a graph as a flowchart of Mermaid."""
     numbers = {node.name: f"n{number}" for number, node in enumerate(nodes)}
@@ -117,9 +114,6 @@ def mermaid(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
 def _for_mermaid(text: str) -> str:
     """Return a text with an entity for each character that means something to Mermaid, or to HTML; in ASCII."""
     return "".join(char if char in _PLAIN else f"#{ord(char)};" for char in text)
-
-
-# -- Graphviz --------------------------------------------------------------------------------------------------------
 
 
 def dot(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
