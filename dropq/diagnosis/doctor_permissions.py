@@ -227,8 +227,8 @@ def _closed_to(context: QueueContext, selector: Selector) -> str:
     if selector.to is not None and (destination := find_layout(context.root.layout.path, selector.to)) is not None:
         needed.append(destination.target)
     if selector.credit is not None:
-        has_token = bool(selector.token)
-        needed.append(f"{context.layout.credits}/{selector.token}" if has_token else context.root.layout.tokens)
+        of_token = f"{context.layout.credits}/{selector.token}"
+        needed.append(of_token if selector.token else context.root.layout.tokens)
     return next((path for path in map(_nearest, needed) if not os.access(path, os.W_OK | os.X_OK)), "")
 
 

@@ -13,7 +13,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dropq.config.schema import QueueConfig
@@ -100,6 +100,8 @@ class ExaminedQueue:
     context: QueueContext
     config: QueueConfig | None
     now: int
+    #: The owner, the group and the mode of files on NFS that this user may read.
+    known_readable: set[tuple[int, int, int]] = field(default_factory=set)
 
     @property
     def layout(self) -> QueueLayout:
@@ -123,18 +125,6 @@ class ExaminedQueue:
     def tells_writes(self) -> bool:
         """Whether the times of a file in processed/ tell that it was written to there."""
         return tells_writes(self.layout.processed)
-
-    @cached_property
-    def known_readable(self) -> set[tuple[int, int, int]]:
-        """The owner, the group and the mode of files on NFS that this user may read."""
-        return set()
-
-    def signs(self) -> Signs | None:
-        """Return the consumers' signs of life; None where this user may not list them."""
-        try:
-            return Signs(self.layout.consumers)
-        except PermissionError:
-            return None
 
     def entries(self, folder: str, state: str = "") -> Iterator[Entry]:
         """Yield the entries of a folder; a folder that cannot be listed is empty."""
@@ -186,14 +176,11 @@ def about(kind: str, path: str, more: str = "") -> Finding:
 def file_systems(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find folders that lie on another file system than the first."""
     layout = queue.layout
-    devices: dict[int, str] = {}
-    for path in (*(layout.folder(name) for name in FOLDERS), layout.private, layout.delayed):
-        if not os.path.isdir(path):
-            continue
-        first = devices.setdefault(reading.device(path), path)
-        if first == path and len(devices) > 1:
-            other = next(iter(devices.values()))
-            yield about("two-filesystems", path, f": {other} lies on another")
+    by_device: dict[int, str] = {}
+    for path in filter(os.path.isdir, (*map(layout.folder, FOLDERS), layout.private, layout.delayed)):
+        by_device.setdefault(reading.device(path), path)
+    first, *others = by_device.values() or ("",)
+    yield from (about("two-filesystems", path, f": {first} lies on another") for path in others)
 
 
 def writable_folders(queue: ExaminedQueue) -> Iterator[Finding]:
@@ -324,14 +311,7 @@ def sidecar_problem(path: str) -> str:
 
 
 #: The checks of a message; each finds something odd, or returns None.
-ODDITIES: tuple[Callable[[ExaminedQueue, Entry], Finding | None], ...] = (
-    unreadable,
-    bad_name,
-    unclaimable_name,
-    foreign_claim,
-    written_after_ack,
-    sidecar,
-)
+ODDITIES = (unreadable, bad_name, unclaimable_name, foreign_claim, written_after_ack, sidecar)
 
 
 def several_links(groups: Iterable[list[Entry]]) -> Iterator[Finding]:
@@ -354,8 +334,10 @@ def _same_file(entry: Entry) -> bool:
 def holders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find claims whose holder is dead, or unknown and without a lease; not of barriers, which several hold."""
     entries = list(queue.entries(queue.layout.processing))
-    if (signs := queue.signs()) is None:
-        return
+    try:
+        signs = Signs(queue.layout.consumers)
+    except PermissionError:
+        return  # this user may not list them
     for entry in entries:
         if (claim := entry.file.claim) is None or not claim.ours:
             continue
@@ -481,7 +463,7 @@ def read_table(path: str, limit: int = reading.SMALL) -> dict[str, object] | Non
 
 
 #: The checks of a queue, in the order of their findings.
-CHECKS: tuple[Callable[[ExaminedQueue], Iterator[Finding]], ...] = (
+CHECKS = (
     folders,
     file_systems,
     states,

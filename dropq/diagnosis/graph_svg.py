@@ -356,7 +356,8 @@ class _Drawing:
             assert node is not None
             colour, filling = _BOXES[node.kind]
             dashed = ' stroke-dasharray="5 4"' if node.kind in (MISSING, ADDRESSES) else ""
-            yield f'<g class="node" id="node{number}"><title>{escape(_words_of(node))}</title>'
+            about = (title(node), node.kind, counted(node), *notes(node), *map(shown, node.stuck))
+            yield f'<g class="node" id="node{number}"><title>{escape("; ".join(filter(None, about)))}</title>'
             yield (
                 f'<rect x="{box.x:.0f}" y="{box.y:.1f}" width="{box.width:.0f}" height="{box.height:.0f}" '
                 f'rx="{16 if node.kind == "topic" else 5}" fill="{filling}" '
@@ -398,10 +399,6 @@ def _about(edge: Edge) -> list[_Line]:
 
 def _words(edge: Edge) -> str:
     return f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(lines_of_edge(edge))}"
-
-
-def _words_of(node: Node) -> str:
-    return "; ".join(filter(None, (title(node), node.kind, counted(node), *notes(node), *map(shown, node.stuck))))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

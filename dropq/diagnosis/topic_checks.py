@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -36,7 +35,7 @@ _HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTA
 def unlisted(context: QueueContext) -> str:
     """Return why the subscriptions of a topic cannot be listed; "" if they can."""
     try:
-        deque(subscription_folders(context.root.layout, context.name), maxlen=0)
+        list(subscription_folders(context.root.layout, context.name))
     except OSError as error:
         return describe(error)
     return ""
