@@ -233,13 +233,11 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
 
 
 def _with_queue(finding: Finding, name: str) -> Finding:
-    """Return a finding whose commands name the queue."""
     detail = _OF_QUEUE.sub(lambda match: match[1] + shlex.quote(name), finding.detail)
     return replace(finding, detail=detail)
 
 
 def _repairable(finding: Finding, command: str) -> Finding:
-    """Return a finding with the command that repairs it, where there is one."""
     does = {"make": "makes it", "set aside": "sets it aside"}.get(KINDS[finding.kind].repair)
     return finding if does is None else replace(finding, detail=f"{finding.detail}; `{command}` {does}")
 

@@ -223,7 +223,6 @@ class _Listing:
         return to
 
     def _receivers(self, context: QueueContext, counts: dict[str, int]) -> None:
-        """Note from which topics a subscription or a view gets messages."""
         if (kind := _kind(context)) in ("view", "subscription"):
             for name, topic in self._opened.items():
                 if topic.layout.is_topic and gets_from(context, name):
@@ -237,7 +236,6 @@ class _Listing:
             self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
 
     def _work(self, context: QueueContext, counts: dict[str, int]) -> None:
-        """Note where living workers send what they make of a queue's messages."""
         addresses = {address for told in Workers(context).to.values() for address in told}
         for address in sorted(addresses):
             self._edges.append(Edge(context.name, address, WORK, stuck=what_blocks(context, [address])))

@@ -440,5 +440,4 @@ def _near(box: _Box, step: int) -> list[_Box]:
 
 
 def _mean(numbers: Sequence[float], none: float) -> float:
-    """Return the mean of some numbers; `none` if there are no numbers."""
     return sum(numbers) / len(numbers) if numbers else none

@@ -301,7 +301,6 @@ class _Checks:
                 yield Reason("unfinished-move", f"{text}: {way_on(row, self._context.name)}", since, UNSWEPT / 1000)
 
     def _without_bridge(self) -> Iterator[Reason]:
-        """Yield that consumers want messages of other roots while no bridge looks."""
         if self._context.root.config.peer and Wants(self._context).now():
             idle = self._now - reading.written_ms(f"{self._context.layout.wanted}/{LOOKED}", gone=self._now)
             if idle > UNSWEPT:
@@ -319,7 +318,6 @@ class _Checks:
             yield from self._late("overdue", late, oldest, "message", "due, and not back in target/")
 
     def _killers(self) -> Iterator[Reason]:
-        """Report the messages whose holders died, or lost their leases, again and again."""
         killers, (most, file) = self._standing.marks.killers, self._standing.marks.worst
         if killers:
             text = f"{count_of(killers)} whose holders died or lost their leases, one {most} times"
@@ -407,7 +405,6 @@ class _Checks:
             yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 
     def _absent_letters(self) -> Iterator[Reason]:
-        """Yield that the dead-letter queue is missing, if messages of this queue may have to go there."""
         letters = self._context.config.dead_letter_queue
         if letters is None or dead_letters.find_layout(self._context.root.layout.path, letters) is not None:
             return
