@@ -170,14 +170,12 @@ def health(
     Exits with 1 when a queue is not healthy. Without limits it reports what no sweep has dealt with for a minute,
     messages in error/, what stops a topic, and queues that cannot be used. It also mentions a pause, which is no fault.
     """
-    from dropq.diagnosis.health import health_root
+    from dropq.diagnosis.health import Limits, health_root
 
     shell = Shell(ctx)
     reports: Iterable[Health]
     if name is None:
-        reports = health_root(
-            shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error, still=still
-        )
+        reports = health_root(shell.root.context, Limits(max_age, max_count, max_error, still))
     else:
         queue = shell.root.queue(unescape(name))
         reports = [queue.health(max_age=max_age, max_count=max_count, max_error=max_error, still=still)]

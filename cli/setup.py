@@ -232,8 +232,9 @@ def config_check(
     found = [(file, problem) for file in checked for problem in _check_of(file)(file)]
     if not files:  # in their queues, which other queues may belong to
         for queue in shell.root.queues():
-            checked += selector_checks.files_of(shell.root.context, queue.name)
-            found += selector_checks.problems_of(shell.root.context, queue.name)
+            of_queue = selector_checks.problems_of(shell.root.context, queue.name)
+            checked += of_queue
+            found += [(file, problem) for file, said in of_queue.items() for problem in said]
         if shell.root.context.config.peer:
             from dropq.diagnosis.peers import examined
 

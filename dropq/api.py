@@ -246,12 +246,10 @@ class Root:
         Raises:
             StorageError: the root cannot be listed.
         """
-        from dropq.diagnosis.health import health_root
+        from dropq.diagnosis.health import Limits, health_root
 
         with error_context("nothing was changed"):
-            return list(
-                health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
-            )
+            return list(health_root(self.context, Limits.of(max_age, max_count, max_error, still)))
 
     def overview(self) -> list[Look]:
         """Look at each queue, four at a time: counts, ages, holders, rates, what is wrong, and why it stands still.
@@ -977,11 +975,9 @@ class Queue(Sender):
         Raises:
             NoSuchQueue: there is no such queue; any other error is in the result.
         """
-        from dropq.diagnosis.health import health
+        from dropq.diagnosis.health import Limits, health
 
-        return health(
-            self.root.context, self.name, max_age=max_age, max_count=max_count, max_error=max_error, still=still
-        )
+        return health(self.root.context, self.name, Limits.of(max_age, max_count, max_error, still))
 
     def doctor(self) -> list[Diagnosis]:
         """Report whether the queue's file system is fit for dropq, and what this user may do in the queue.

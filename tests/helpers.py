@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from forks import die_after
 
-from dropq import Message, Queue, Root
-from dropq.diagnosis import health as health_module
+from dropq import Health, Message, Queue, Root
 from dropq.events.log import OUTCOMES
 from dropq.events.reader import Event, Reader
 from dropq.lifecycle.timing import Timing
@@ -102,9 +101,9 @@ def make_queue(
     return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
 
 
-def health(queue: Queue, **limits: Any) -> health_module.Health:
+def health(queue: Queue, **limits: Any) -> Health:
     """How a queue is."""
-    return health_module.health(queue.root.context, queue.name, **limits)
+    return queue.health(**limits)
 
 
 def base(queue: Queue) -> Path:

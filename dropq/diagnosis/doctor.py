@@ -27,15 +27,14 @@ __all__ = ["KINDS", "LEVELS", "Diagnosis", "Kind", "doctor"]
 
 
 def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Diagnosis]:
-    """Try what dropq needs of a root's file systems, and what this user may do in its queues; change nothing.
+    """Try what dropq needs of a root's file systems, and what this user may do in its queues; see `Root.doctor`.
 
-    The root may be any folder that may become one. It tries the folders of the named queues; without names, of all.
-
-    Raises:
-        NoSuchQueue: there is no such queue.
-        OSError: the root cannot be listed.
+    The root may be any folder that may become one.
     """
-    found = [_root(root)]
+    path = root.layout.path
+    found = [Diagnosis("no-root", path, f"{path} has no dropq.toml")]
+    if reading.exists(root.layout.config_file):
+        found = [Diagnosis("root", path, f"{path} has a dropq.toml")]
     opened: list[QueueContext] = []
     # A temporary queue is made as the queue that is asked, and goes at any moment.
     lasting = (name for name in all_queues(root) if not names.is_temporary(name))
@@ -69,13 +68,6 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
     return sorted(found, key=lambda diagnosis: diagnosis.kind == "no-room")  # a full file system is reported last
 
 
-def _root(root: RootContext) -> Diagnosis:
-    path = root.layout.path
-    if reading.exists(root.layout.config_file):
-        return Diagnosis("root", path, f"{path} has a dropq.toml")
-    return Diagnosis("no-root", path, f"{path} has no dropq.toml")
-
-
 def _shared(root: RootContext, queues: Iterable[QueueContext]) -> Iterator[Diagnosis]:
     """Report what keeps a DropboxMQ and dropq apart in a root that both use."""
     if root.config.reply_to_style != "typed":
@@ -98,9 +90,8 @@ def _probes(root: RootContext, queues: Iterable[QueueContext]) -> dict[int, Prob
 
     probe_of(root.layout.path, root.layout.private)
     for context in queues:
-        leased = context.config.lease_period is not None
         probe = probe_of(context.layout.base, context.layout.private)
-        probe.leased[context.name] = leased
+        probe.leased[context.name] = context.config.lease_period is not None
         if context.config.settle_time is None:
             probe.settling_briefly.append(context.name)
     return probes

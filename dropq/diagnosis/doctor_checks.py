@@ -210,12 +210,9 @@ def space(probe: Probe) -> None:
     text += f", {status.f_favail:,} of {status.f_files:,} inodes free" if status.f_files else ", inodes as needed"
     rooms = ((free, total, LITTLE_SPACE), (status.f_favail, status.f_files, FEW_INODES))
     rooms_reported = [room for room in rooms if room[1]]
-    if any(not left for left, _, _ in rooms_reported):
-        probe.report("no-room", text)
-    elif any(left < max(whole * LITTLE, least) for left, whole, least in rooms_reported):
-        probe.report("low-space", text)
-    else:
-        probe.report("space", text)
+    is_low = any(left < max(whole * LITTLE, least) for left, whole, least in rooms_reported)
+    has_none = any(not left for left, _, _ in rooms_reported)
+    probe.report("no-room" if has_none else "low-space" if is_low else "space", text)
 
 
 def _size(number: float) -> str:
@@ -323,7 +320,6 @@ def _locked_by_another(path: str) -> Iterator[str]:
 
 
 def _hosts_that_see_locks(probe: Probe, path: str) -> None:
-    """Report which other hosts see the locks of this mount, by its type and options."""
     mount, works = probe.mount, "flock excludes another process and ends with its process"
     if mount is None or not mount.shared:
         if mount is not None and has_second(path):

@@ -61,7 +61,8 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
             folder: why for folder in (*needed, *looked_up) if (why := _unwritten(store, folder, hidden, tried=tried))
         }
         own = _roles(layout, unlisted, unwritten)
-        _report_roles(probe, context, own, unlisted, unwritten)
+        if "receive" not in own:
+            _report_roles(probe, context, own, unlisted, unwritten)
         writable = [folder for folder in needed if folder not in unwritten]
         _try_renames(probe, store, writable, hidden, tried=tried)
         if "receive" in own:
@@ -107,14 +108,9 @@ def _user() -> str:
 
 def _roles(layout: QueueLayout, unlisted: Refusals, unwritten: Refusals) -> set[str]:
     """Return the roles that this user can take in a queue; a receiver lists and writes all folders."""
-    roles = set()
-    if layout.working not in unwritten and layout.target not in unwritten:
-        roles.add("send")
-    if not unlisted:
-        roles.add("look")
-    if not unlisted and not unwritten:
-        roles.add("receive")
-    return roles
+    may_send = unwritten.keys().isdisjoint((layout.working, layout.target))
+    may = {"send": may_send, "look": not unlisted, "receive": not unlisted and not unwritten}
+    return {role for role in _ROLES if may[role]}
 
 
 def _is_consumer(layout: QueueLayout, unwritten: Refusals) -> bool:
@@ -123,10 +119,7 @@ def _is_consumer(layout: QueueLayout, unwritten: Refusals) -> bool:
 
 
 def _report_roles(probe: Probe, context: QueueContext, own: Set[str], unlisted: Refusals, unwritten: Refusals) -> None:
-    """Report which roles this user can take, where it cannot take all."""
     layout = context.layout
-    if "receive" in own:
-        return
     if _is_consumer(layout, unwritten):
         for folder, why in {**unwritten, **unlisted}.items():
             probe.report("closed-folder", f"{_user()} {why}", folder)
@@ -207,7 +200,6 @@ def _report_sticky_folders(probe: Probe, folders: Iterable[str]) -> None:
 
 
 def _report_routes(probe: Probe, context: QueueContext) -> None:
-    """Report the routes in use that take nothing, also because this user may not write where they lead."""
     in_use, unusable = routes.examine(context)
     closed = [route for route in in_use if not os.access(route.folder, os.W_OK | os.X_OK)]
     for name, why in {**unusable, **{route.name: f"{_user()} {_NOT_MADE}" for route in closed}}.items():
@@ -215,7 +207,6 @@ def _report_routes(probe: Probe, context: QueueContext) -> None:
 
 
 def _report_selectors(probe: Probe, context: QueueContext) -> None:
-    """Report the selectors that take nothing, also because this user may not write where they need it."""
     found, problems = selectors.read(context)
     for path, (first, *_) in sorted(problems.items()):
         probe.report("unusable-selector", first, path)
@@ -236,8 +227,8 @@ def _closed_to(context: QueueContext, selector: Selector) -> str:
     if selector.to is not None and (destination := find_layout(context.root.layout.path, selector.to)) is not None:
         needed.append(destination.target)
     if selector.credit is not None:
-        has_token = bool(selector.token)
-        needed.append(f"{context.layout.credits}/{selector.token}" if has_token else context.root.layout.tokens)
+        of_token = f"{context.layout.credits}/{selector.token}"
+        needed.append(of_token if selector.token else context.root.layout.tokens)
     return next((path for path in map(_nearest, needed) if not os.access(path, os.W_OK | os.X_OK)), "")
 
 

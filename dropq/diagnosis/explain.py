@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from shlex import quote
 
@@ -69,16 +69,9 @@ class Explanation:
 
 
 def explain(context: QueueContext, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
-    """Yield, in order of delivery, why each unsettled message is not delivered, or who holds it.
+    """Yield, in order of delivery, why each unsettled message is not delivered, or who holds it; see `Queue.explain`.
 
-    Args:
-        state: target, delayed or processing; None for all three.
-        filter: only messages that match.
-
-    Raises:
-        ValueError: messages of that state are not explained.
-        InvalidFilter: the filter cannot be read.
-        StorageError: a folder of the queue cannot be listed.
+    ValueError if messages of that state are not explained; StorageError if a folder of the queue cannot be listed.
     """
     if state is not None and state not in UNSETTLED:
         raise ValueError(f"state {state!r}: messages of {', '.join(UNSETTLED)} are explained")
@@ -115,7 +108,7 @@ class _Snapshot:
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging_here(context)
         self._rest = FilterRest(context)
-        self._origins: dict[str, bool] = {}  # whether the dead letters of a queue come here
+        self._is_letters_of = cache(partial(_is_letters_of, context))
         self._routes = Routes(context)
         self._routes.refresh()
         self._forecast = Forecast(context)
@@ -280,17 +273,6 @@ class _Snapshot:
             command = f"dropq move {self._name} {quote(origin)} {which}"
         return f"{letter}: `{command}` puts it back"
 
-    def _is_letters_of(self, origin: str) -> bool:
-        """Return whether the dead letters of a queue come here, unless it is missing now."""
-        if origin not in self._origins:
-            try:
-                check_origin(self._context, open_queue(self._context.root, origin))
-                comes_here = True
-            except DropqError as error:
-                comes_here = not isinstance(error, ConfigError)
-            self._origins[origin] = comes_here
-        return self._origins[origin]
-
     # -- parts of bundles ------------------------------------------------------------------------------------------
 
     def of_bundle(self, message: Message, file: MessageFile) -> str:
@@ -327,13 +309,21 @@ class _Snapshot:
         return _identity(self._context.sidecars.file(filename).name)
 
 
+def _is_letters_of(context: QueueContext, origin: str) -> bool:
+    """Return whether the dead letters of a queue come to this one, as far as is known: the other may be missing now."""
+    try:
+        check_origin(context, open_queue(context.root, origin))
+    except DropqError as error:
+        return not isinstance(error, ConfigError)
+    return True
+
+
 def _identity(name: Name) -> tuple[str, str]:
     """Return what identifies the bundle of a part: its id, and the mark of its parts."""
     return _bundle(name.id, name), names.bundle_mark(name)
 
 
 def _bundle(id: str, name: Name) -> str:
-    """Return the id of a part's bundle."""
     return id.removesuffix(f"-{name.record}") if name.record else id
 
 

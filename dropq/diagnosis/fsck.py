@@ -25,13 +25,13 @@ from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
 from dropq.format import names
-from dropq.format.addresses import layouts
+from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle import ages, dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.open_queue import context_of, open_queue
-from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan
+from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan, topics
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -55,20 +55,19 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     """
     layout = _layout(root, name) or open_queue(root, name).layout
     config, found = _config(root, name, layout)
-    store = Storage()
-    if config is not None:
-        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
+    settings = config or QueueConfig()
+    store = Storage(settings.durability, file_mode=settings.file_mode, dir_mode=settings.dir_mode)
     with error_context(UNFINISHED):
-        context = context_of(root, name, layout, config or QueueConfig(), store)
+        context = context_of(root, name, layout, settings, store)
         examined = ExaminedQueue(context, config, root.clock.now_ms())
-        linked = list(fsck_checks.linked_folders(layout.private_folders))
+        linked = [fsck_checks.about("linked-folder", path) for path in layout.private_folders if os.path.islink(path)]
         checks = (*fsck_checks.CHECKS, *staged_checks.CHECKS)
         found += linked or chain.from_iterable(check(examined) for check in checks)
         found += topic_checks.examine_topic(examined)
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, own)
-        found += selector_checks.examine_selectors(root, name, examined)
+        found += selector_checks.examine_selectors(examined)
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
@@ -90,7 +89,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
         found += [*_not_queues(root, now), *_left_queues(root, now), *_sidecars(root, now)]
         for queue in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, queue)
-        found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
+        found += [*_deleted_topics(root, now), *topic_checks.examine_topic_root(root, now)]
         found += selector_checks.examine_tokens(layout, now)
     found = list(_summed_up(found))
     if not repair:
@@ -112,30 +111,24 @@ def _layout(root: RootContext, name: str) -> QueueLayout | None:
     """Return where a queue's folders are, or should be; None when nothing looks like a queue."""
     possible = layouts(root.layout.path, name)
     whole = [layout for layout in possible if os.path.isdir(layout.target)]
-    damaged = [layout for layout in possible if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
+    damaged = [
+        layout
+        for layout in possible
+        if sum(map(os.path.isdir, map(layout.folder, FOLDERS))) > 1 or os.path.lexists(layout.config_file)
+    ]
     return next(iter(whole + damaged), None)
 
 
-def _folder_count(layout: QueueLayout) -> int:
-    return sum(os.path.isdir(layout.folder(folder)) for folder in FOLDERS)
-
-
 def _config(root: RootContext, name: str, layout: QueueLayout) -> tuple[QueueConfig | None, list[Finding]]:
+    config = None
     try:
         config = load_queue(name, root.config, root.layout.config_file, layout)
+        open_queue(root, name)  # this host alone may refuse it, as where it does not know a group
     except ConfigError as error:
-        return None, [_broken(layout.config_file, error)]
-    try:
-        open_queue(root, name)
-    except ConfigError as error:
-        return config, [_broken(layout.config_file, error)]  # what this host alone refuses, such as an unknown group
+        return config, [Finding("configuration", layout.config_file, "; ".join(str(error).splitlines()))]
     except DropqError:
         pass  # the checks find what is wrong with its folders
     return config, []
-
-
-def _broken(path: str, error: ConfigError) -> Finding:
-    return Finding("configuration", path, "; ".join(str(error).splitlines()))
 
 
 # -- the root ----------------------------------------------------------------------------------------------------
@@ -166,17 +159,14 @@ def _absent_letters(root: RootContext, file: str, queue: str | None) -> Iterator
         yield Finding("absent-letters", file, says)
 
 
-def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
-    """Find topics and subscriptions that a DropboxMQ deleted, in a folder and in the topics below it."""
-    for entry in entries(folder, now):
-        if not stat.S_ISDIR(entry.status.st_mode):
-            continue
-        if DELETED.search(entry.name):
-            yield entry.finding("deleted-queue")
-        elif not entry.name.startswith("."):
-            yield from _deleted_topics(entry.path, now)
-        elif entry.name == SUBSCRIPTIONS:
-            yield from (sub.finding("deleted-queue") for sub in entries(entry.path, now) if DELETED.search(sub.name))
+def _deleted_topics(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find topics and subscriptions that a DropboxMQ deleted."""
+    homes = (topic_layout(root.layout.path, topic).home for topic in topics(root.layout))
+    for folder in (f"{root.layout.path}/{TOPIC_ROOT}", *homes):
+        folders = (entry for entry in entries(folder, now) if stat.S_ISDIR(entry.status.st_mode))
+        for entry in (*folders, *entries(f"{folder}/{SUBSCRIPTIONS}", now)):
+            if DELETED.search(entry.name):
+                yield entry.finding("deleted-queue")
 
 
 def _summed_up(found: list[Finding]) -> Iterator[Finding]:
@@ -233,8 +223,8 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
         yield from away
         used = every if away else below.references
     for entry in there:
-        if fsck_checks.read_table(entry.path) is None:
-            yield entry.finding(fsck_checks.unread_sidecar(entry.path))
+        if kind := fsck_checks.sidecar_problem(entry.path):
+            yield entry.finding(kind)
         elif entry.name.removesuffix(".json") not in used and entry.age > ages.SIDECAR:
             yield entry.finding("unreferenced-sidecar")
 
@@ -243,13 +233,11 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
 
 
 def _with_queue(finding: Finding, name: str) -> Finding:
-    """Return a finding whose commands name the queue."""
     detail = _OF_QUEUE.sub(lambda match: match[1] + shlex.quote(name), finding.detail)
     return replace(finding, detail=detail)
 
 
 def _repairable(finding: Finding, command: str) -> Finding:
-    """Return a finding with the command that repairs it, where there is one."""
     does = {"make": "makes it", "set aside": "sets it aside"}.get(KINDS[finding.kind].repair)
     return finding if does is None else replace(finding, detail=f"{finding.detail}; `{command}` {does}")
 

@@ -13,7 +13,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dropq.config.schema import QueueConfig
@@ -42,7 +42,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.settling import is_written_late, tells_writes
-from dropq.lifecycle.transfers import refusal
+from dropq.lifecycle.transfers import read_row, refusal
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -100,6 +100,8 @@ class ExaminedQueue:
     context: QueueContext
     config: QueueConfig | None
     now: int
+    #: The owner, the group and the mode of files on NFS that this user may read.
+    known_readable: set[tuple[int, int, int]] = field(default_factory=set)
 
     @property
     def layout(self) -> QueueLayout:
@@ -123,18 +125,6 @@ class ExaminedQueue:
     def tells_writes(self) -> bool:
         """Whether the times of a file in processed/ tell that it was written to there."""
         return tells_writes(self.layout.processed)
-
-    @cached_property
-    def known_readable(self) -> set[tuple[int, int, int]]:
-        """The owner, the group and the mode of files on NFS that this user may read."""
-        return set()
-
-    def signs(self) -> Signs | None:
-        """Return the consumers' signs of life; None where this user may not list them."""
-        try:
-            return Signs(self.layout.consumers)
-        except PermissionError:
-            return None
 
     def entries(self, folder: str, state: str = "") -> Iterator[Entry]:
         """Yield the entries of a folder; a folder that cannot be listed is empty."""
@@ -173,33 +163,24 @@ def folders(queue: ExaminedQueue) -> Iterator[Finding]:
     for path in (*public, *queue.layout.private_folders):
         if not os.path.isdir(path):
             if path in public:
-                yield _about("not-a-folder" if os.path.lexists(path) else "missing-folder", path)
+                yield about("not-a-folder" if os.path.lexists(path) else "missing-folder", path)
         elif not os.access(path, os.R_OK | os.X_OK):
-            yield _about("unreadable-folder", path)
+            yield about("unreadable-folder", path)
 
 
-def _about(kind: str, path: str, more: str = "") -> Finding:
+def about(kind: str, path: str, more: str = "") -> Finding:
+    """Return a finding about a path: the sentence of its kind, and more about it."""
     return Finding(kind, path, f"{KINDS[kind].says}{more}")
-
-
-def linked_folders(private: Iterable[str]) -> Iterator[Finding]:
-    """Find private folders that are symbolic links."""
-    for path in private:
-        if os.path.islink(path):
-            yield _about("linked-folder", path)
 
 
 def file_systems(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find folders that lie on another file system than the first."""
     layout = queue.layout
-    devices: dict[int, str] = {}
-    for path in (*(layout.folder(name) for name in FOLDERS), layout.private, layout.delayed):
-        if not os.path.isdir(path):
-            continue
-        first = devices.setdefault(reading.device(path), path)
-        if first == path and len(devices) > 1:
-            other = next(iter(devices.values()))
-            yield _about("two-filesystems", path, f": {other} lies on another")
+    by_device: dict[int, str] = {}
+    for path in filter(os.path.isdir, (*map(layout.folder, FOLDERS), layout.private, layout.delayed)):
+        by_device.setdefault(reading.device(path), path)
+    first, *others = by_device.values() or ("",)
+    yield from (about("two-filesystems", path, f": {first} lies on another") for path in others)
 
 
 def writable_folders(queue: ExaminedQueue) -> Iterator[Finding]:
@@ -207,7 +188,7 @@ def writable_folders(queue: ExaminedQueue) -> Iterator[Finding]:
     layout = queue.layout
     for path in dict.fromkeys((layout.home, layout.base, *layout.folders.values(), layout.private)):
         if os.path.isdir(path) and os.stat(path).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-            yield _about("world-writable", path)
+            yield about("world-writable", path)
 
 
 # -- the state folders -----------------------------------------------------------------------------------------
@@ -311,19 +292,17 @@ def written_after_ack(queue: ExaminedQueue, entry: Entry) -> Finding | None:
 
 def sidecar(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name whose metadata is missing, damaged or closed; in processed/ and expired/ it may be missing."""
-    if not entry.file.name.meta:
-        return None
     path = f"{queue.context.root.layout.meta}/{entry.file.name.meta}.json"
-    if read_table(path) is not None:
-        return None
-    kind = unread_sidecar(path)
-    if kind == "missing-sidecar" and entry.state in ("processed", "expired"):
+    kind = sidecar_problem(path) if entry.file.name.meta else ""
+    if not kind or (kind == "missing-sidecar" and entry.state in ("processed", "expired")):
         return None
     return entry.finding(kind, f"{KINDS[kind].says}: {path}")
 
 
-def unread_sidecar(path: str) -> str:
-    """Return the kind of finding for a sidecar that could not be read."""
+def sidecar_problem(path: str) -> str:
+    """Return the kind of finding for a sidecar that cannot be read; "" for any other."""
+    if read_table(path) is not None:
+        return ""
     if not os.access(os.path.dirname(path), os.X_OK) and os.path.isdir(os.path.dirname(path)):
         return "unreadable-sidecar"
     if not os.path.lexists(path):
@@ -332,14 +311,7 @@ def unread_sidecar(path: str) -> str:
 
 
 #: The checks of a message; each finds something odd, or returns None.
-ODDITIES: tuple[Callable[[ExaminedQueue, Entry], Finding | None], ...] = (
-    unreadable,
-    bad_name,
-    unclaimable_name,
-    foreign_claim,
-    written_after_ack,
-    sidecar,
-)
+ODDITIES = (unreadable, bad_name, unclaimable_name, foreign_claim, written_after_ack, sidecar)
 
 
 def several_links(groups: Iterable[list[Entry]]) -> Iterator[Finding]:
@@ -362,8 +334,10 @@ def _same_file(entry: Entry) -> bool:
 def holders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find claims whose holder is dead, or unknown and without a lease; not of barriers, which several hold."""
     entries = list(queue.entries(queue.layout.processing))
-    if (signs := queue.signs()) is None:
-        return
+    try:
+        signs = Signs(queue.layout.consumers)
+    except PermissionError:
+        return  # this user may not list them
     for entry in entries:
         if (claim := entry.file.claim) is None or not claim.ours:
             continue
@@ -413,7 +387,7 @@ def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
                 if one is None or not one.kind or not (one.is_left() if one.is_dead else one.is_due(queue.context)):
                     continue
                 if one.kind == "leftover" or read_table(one.path) is not None:  # else it is a damaged reason
-                    yield _about(one.kind, one.path)
+                    yield about(one.kind, one.path)
     for entry in queue.entries(queue.layout.held):
         if not is_owner(entry.name):
             yield entry.finding(
@@ -444,15 +418,17 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
     for row in queue.entries(queue.layout.transfers):
         if not is_row(row.name):
             if os.path.isdir(given := f"{row.path}/{GIVEN}") and reading.names_in(given):
-                yield _about("damaged-transfer", row.path, ": its name is not that of a row, 16 hex digits")
+                yield about("damaged-transfer", row.path, ": its name is not that of a row, 16 hex digits")
             continue
-        destination = read_table(f"{row.path}/{DESTINATION}")
+        where = "a queue"
+        try:
+            where = read_row(row.path).queue
+        except (OSError, ValueError):
+            yield about("damaged-transfer", f"{row.path}/{DESTINATION}")
         lists = [number for number in map(list_number, reading.names_in(row.path)) if number is not None]
-        if destination is None:
-            yield _about("damaged-transfer", f"{row.path}/{DESTINATION}")
         newest = f"{row.path}/{list_name(max(lists))}" if lists else ""
         if lists and read_table(newest) is None and os.path.lexists(newest):  # RACE: a newer one may have replaced it
-            yield _about("damaged-transfer", newest)
+            yield about("damaged-transfer", newest)
         late = []
         for entry in queue.entries(f"{row.path}/{GIVEN}"):
             if (stray := not_a_message(queue, entry)) is not None:
@@ -463,7 +439,7 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
                 late.append(entry)
         refused = refusal(row.path)
         if late:
-            where, why = destination["queue"] if destination else "a queue", f": {refused.why}" if refused else ""
+            why = f": {refused.why}" if refused else ""
             text = f"{KINDS['unfinished-move'].says}; {len(late)} go to {where}{why}"
             yield late[0].finding("unfinished-move", text)
         elif refused is not None and refused.is_older:
@@ -487,7 +463,7 @@ def read_table(path: str, limit: int = reading.SMALL) -> dict[str, object] | Non
 
 
 #: The checks of a queue, in the order of their findings.
-CHECKS: tuple[Callable[[ExaminedQueue], Iterator[Finding]], ...] = (
+CHECKS = (
     folders,
     file_systems,
     states,

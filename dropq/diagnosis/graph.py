@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
+from dropq.diagnosis.graph_svg import svg
+from dropq.diagnosis.graph_text import dot, mermaid
 from dropq.diagnosis.health import destroyed_in, queues
 from dropq.diagnosis.selector_checks import may_have_letters
 from dropq.diagnosis.work_checks import Workers, what_blocks
@@ -46,20 +48,14 @@ class Graph:
 
     def mermaid(self) -> str:
         """Return the graph as a flowchart of Mermaid."""
-        from dropq.diagnosis.graph_text import mermaid
-
         return mermaid(self.nodes, self.edges)
 
     def dot(self) -> str:
         """Return the graph in the language of Graphviz."""
-        from dropq.diagnosis.graph_text import dot
-
         return dot(self.nodes, self.edges)
 
     def svg(self) -> str:
         """Return the graph as an SVG: boxes in layers from left to right, an arrow for each edge."""
-        from dropq.diagnosis.graph_svg import svg
-
         return svg(self.nodes, self.edges)
 
 
@@ -227,7 +223,6 @@ class _Listing:
         return to
 
     def _receivers(self, context: QueueContext, counts: dict[str, int]) -> None:
-        """Note from which topics a subscription or a view gets messages."""
         if (kind := _kind(context)) in ("view", "subscription"):
             for name, topic in self._opened.items():
                 if topic.layout.is_topic and gets_from(context, name):
@@ -241,7 +236,6 @@ class _Listing:
             self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
 
     def _work(self, context: QueueContext, counts: dict[str, int]) -> None:
-        """Note where living workers send what they make of a queue's messages."""
         addresses = {address for told in Workers(context).to.values() for address in told}
         for address in sorted(addresses):
             self._edges.append(Edge(context.name, address, WORK, stuck=what_blocks(context, [address])))

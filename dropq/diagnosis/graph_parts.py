@@ -7,12 +7,8 @@ from dataclasses import dataclass, field
 
 #: The kinds of nodes that are no queues: a missing queue, a route's folder, the return addresses of messages, a peer.
 MISSING, FOLDER, ADDRESSES, PEER = "missing", "folder", "addresses", "peer"
-#: The kind of an edge that dead letters take.
-LETTERS = "dead-letter"
-#: The kind of an edge by which living workers send what they make of a queue's messages.
-WORK = "work"
-#: The kind of an edge by which bridges of a peer take messages.
-BRIDGE = "bridge"
+#: The kinds of edges that dead letters take, what living workers make of messages, and what bridges of a peer take.
+LETTERS, WORK, BRIDGE = "dead-letter", "work", "bridge"
 
 
 @dataclass(frozen=True, slots=True)

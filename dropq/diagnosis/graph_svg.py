@@ -11,12 +11,11 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dropq.diagnosis.graph_parts import ADDRESSES, BRIDGE, FOLDER, LETTERS, MISSING, PEER, WORK, Edge, Node
-from dropq.diagnosis.graph_text import counted, credit, described, notes, shown, title
+from dropq.diagnosis.graph_text import counted, credit, described, lines_of_edge, notes, shown, title
 
 #: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
 MARGIN, INSIDE, BETWEEN, BEND = 24, 12, 26, 84
@@ -59,7 +58,7 @@ _LINES = {
 
 @dataclass
 class _Line:
-    """A line of text, with what it is shortened from."""
+    """A line of text, and how it looks."""
 
     text: str
     colour: str = _BLACK
@@ -101,6 +100,7 @@ class _Run:
     goes_back: bool = False
     begin: float = 0
     end: float = 0
+    path: str = ""
 
     @property
     def room(self) -> int:
@@ -123,45 +123,37 @@ class _Part:
         self._layers: list[list[_Box]] = []
         self._texts: list[float] = []  # the room for the texts of the edges from each layer
         self.right = self.bottom = 0.0
-        self._find_edges_back()
         self._choose_layers()
         self._add_lanes()
-        self._order_by_neighbours()
-        self._size()
+        self._size(self._order_by_neighbours())
         self._place_across()
         self._place_down()
+        self._draw_edges()
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
-    def _find_edges_back(self) -> None:
-        """Mark the edges that would close a circle; those that are left lead from layer to layer."""
+    def _choose_layers(self) -> None:
+        """Put each box behind all from which edges lead to it; an edge that would close a circle goes back."""
         ahead = defaultdict[_Box, list[_Run]](list)
         for run in self.runs:
             ahead[run.stops[0]].append(run)
-        met = set[_Box]()
+        done: dict[_Box, None] = {}  # each after all to which its edges lead
         for first in self.boxes:
-            walk = {} if first in met else {first: iter(ahead[first])}
+            walk = {} if first in done else {first: iter(ahead[first])}
             while walk:
                 box, runs = next(reversed(walk.items()))
-                met.add(box)
                 if (following := next(runs, None)) is None:
                     del walk[box]
+                    done[box] = None
                 elif (to := following.stops[1]) in walk:
                     following.goes_back = True
-                elif to not in met:
+                elif to not in done:
                     walk[to] = iter(ahead[to])
-
-    def _choose_layers(self) -> None:
-        """Put each box behind all from which edges lead to it."""
-        before, behind = defaultdict[_Box, list[_Box]](list), defaultdict[_Box, list[_Box]](list)
-        for source, to in (run.stops for run in self.runs if not run.goes_back):
-            before[to].append(source)
-            behind[source].append(to)
-        for box in TopologicalSorter(before).static_order():
-            box.layer = max((source.layer + 1 for source in before.get(box, ())), default=0)
-        sent_to = {run.stops[1] for run in self.runs}
-        for box in behind.keys() - sent_to:  # it stands close to where it sends
-            box.layer = min(to.layer for to in behind[box]) - 1
+        for box in reversed(done):
+            for to in (run.stops[1] for run in ahead[box] if not run.goes_back):
+                to.layer = max(to.layer, box.layer + 1)
+        for box in ahead.keys() - {run.stops[1] for run in self.runs}:  # it stands close to where it sends
+            box.layer = min(run.stops[1].layer for run in ahead[box]) - 1
         self._layers = [[] for _ in range(max(box.layer for box in self.boxes) + 1)]
         for box in self.boxes:
             self._layers[box.layer].append(box)
@@ -169,43 +161,36 @@ class _Part:
     def _add_lanes(self) -> None:
         for run in self.runs:
             source, to = run.stops
-            if not run.goes_back:
-                lanes = [_Box(None, layer=layer) for layer in range(source.layer + 1, to.layer)]
-                for lane in lanes:
-                    self._layers[lane.layer].append(lane)
-                run.stops = [source, *lanes, to]
-                for first, second in zip(run.stops, run.stops[1:], strict=False):
-                    first.leaving.append(run)
-                    second.coming.append(run)
-            else:
-                source.leaving.append(run)
-                to.coming.append(run)
+            lanes = [_Box(None, layer=layer) for layer in range(source.layer + 1, to.layer)]
+            for lane in lanes:
+                self._layers[lane.layer].append(lane)
+            run.stops = [source, *lanes, to]
+            for first, second in pairwise(run.stops):
+                first.leaving.append(run)
+                second.coming.append(run)
 
-    def _order_by_neighbours(self) -> None:
+    def _order_by_neighbours(self) -> dict[_Box, int]:
         """Order each layer by the mean position of its neighbours: of those before it, then of those behind it."""
-        position = self._positions()
-        for layer, behind in self._to_and_fro():
-            means = {box: _mean([position[near] for near in _near(box, behind)], position[box]) for box in layer}
+        position = {box: number for layer in self._layers for number, box in enumerate(layer)}
+        for layer, step in self._to_and_fro():
+            means = {box: _mean([position[near] for near in _near(box, step)], position[box]) for box in layer}
             layer.sort(key=means.__getitem__)
             position |= {box: number for number, box in enumerate(layer)}
+        return position
 
-    def _positions(self) -> dict[_Box, int]:
-        return {box: number for layer in self._layers for number, box in enumerate(layer)}
-
-    def _to_and_fro(self) -> Iterator[tuple[list[_Box], bool]]:
+    def _to_and_fro(self) -> Iterator[tuple[list[_Box], int]]:
         """Yield each layer to look at what is before it, and then, from the last one on, behind it; again and again."""
         for _ in range(ROUNDS):
-            yield from ((layer, False) for layer in self._layers)
-            yield from ((layer, True) for layer in reversed(self._layers))
+            yield from ((layer, -1) for layer in self._layers)
+            yield from ((layer, 1) for layer in reversed(self._layers))
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
-    def _size(self) -> None:
+    def _size(self, position: dict[_Box, int]) -> None:
         """Give each box the room that its text and its edges need, and each edge its order on the side of its boxes."""
-        position = self._positions()
         for box in position:
-            box.leaving.sort(key=lambda run: (run.goes_back, position[_after(run, box)]))
-            box.coming.sort(key=lambda run: (run.goes_back, position[_before(run, box)]))
+            box.leaving.sort(key=lambda run: (run.goes_back, position[_stop(run, box, 1)]))
+            box.coming.sort(key=lambda run: (run.goes_back, position[_stop(run, box, -1)]))
             if box.node is not None:
                 edges = sum(run.room for run in box.leaving)
                 box.height = max(box.height, edges + 6, len(box.coming) * APART + 10)
@@ -218,7 +203,8 @@ class _Part:
             for box in layer:
                 box.x = x
                 box.width = widest  # boxes of a layer are equally wide, so that their edges begin below each other
-            labels = max((line.width for box in layer for run in _begun(box) for line in run.lines), default=0)
+            begun = [run for box in layer for run in box.leaving if box.node is not None]  # a lane is only passed
+            labels = max((line.width for run in begun for line in run.lines), default=0)
             self._texts.append(labels + 20 if labels else 0.0)
             x += widest + self._texts[-1] + BEND
         self.right = x - BEND + (back * 6 + 24 if back else 0)
@@ -229,8 +215,8 @@ class _Part:
             for box in layer:
                 box.y = y
                 y += box.height + BETWEEN
-        for layer, behind in self._to_and_fro():
-            self._draw_near(layer, behind)
+        for layer, step in self._to_and_fro():
+            self._draw_near(layer, step)
         boxes = [box for layer in self._layers for box in layer]
         lowest = min(box.y for box in boxes)
         for box in boxes:
@@ -239,9 +225,9 @@ class _Part:
         self._below = max(box.y + box.height for box in boxes)
         self.bottom = self._below + APART * sum(run.goes_back for run in self.runs)
 
-    def _draw_near(self, layer: list[_Box], behind: bool) -> None:
+    def _draw_near(self, layer: list[_Box], step: int) -> None:
         """Move the boxes of a layer towards their neighbours; keep their order, and the room between them."""
-        wanted = [_mean([near.middle for near in _near(box, behind)], box.middle) - box.height / 2 for box in layer]
+        wanted = [_mean([near.middle for near in _near(box, step)], box.middle) - box.height / 2 for box in layer]
         above = [0.0, *accumulate(box.height + BETWEEN for box in layer)]
         groups: list[tuple[float, int]] = []  # of boxes that touch: the sum of where each wants to begin, how many
         for number in range(len(layer)):
@@ -250,8 +236,8 @@ class _Part:
                 (last, count), (before, more) = groups.pop(), groups.pop()
                 groups.append((last + before, count + more))
         begins = [total / count for total, count in groups for _ in range(count)]
-        for number, box in enumerate(layer):
-            box.y = begins[number] + above[number]
+        for box, begin, offset in zip(layer, begins, above, strict=False):
+            box.y = begin + offset
 
     def _place_ends(self, box: _Box) -> None:
         """Find the heights at which edges begin and end at a box."""
@@ -266,14 +252,11 @@ class _Part:
             run.end = y
             y += APART
 
-    # -- paths -------------------------------------------------------------------------------------------------------
-
-    def paths(self) -> Iterator[tuple[_Run, str]]:
-        """Yield each edge with its path."""
+    def _draw_edges(self) -> None:
         back = 0
         for run in self.runs:
             back += run.goes_back
-            yield run, self._edge_back(run, back) if run.goes_back else self._edge_on(run)
+            run.path = self._edge_back(run, back) if run.goes_back else self._edge_on(run)
 
     def _bend_begins(self, box: _Box) -> float:
         """Return where the edges from the layer of a box bend: behind all of their texts."""
@@ -283,7 +266,7 @@ class _Part:
         first, *_, last = run.stops
         x, y = first.x + first.width, run.begin
         path = f"M{x:.0f},{y:.1f}"
-        for box, following in zip(run.stops, run.stops[1:], strict=False):
+        for box, following in pairwise(run.stops):
             bend, end = self._bend_begins(box), following.x
             below = run.end if following is last else following.middle
             half = (bend + end) / 2
@@ -312,7 +295,6 @@ class _Drawing:
         boxes = {node.name: _box(node) for node in nodes}
         self._runs = [_Run(edge, [boxes[edge.source], boxes[edge.to]], _about(edge)) for edge in edges]
         self._boxes = list(boxes.values())
-        self._parts: list[_Part] = []
         self._right, self._bottom = 0.0, float(MARGIN)
         alone: list[_Box] = []
         for joined in _joined(self._boxes, self._runs):
@@ -321,9 +303,8 @@ class _Drawing:
             if not runs:
                 alone += joined
                 continue
-            self._parts.append(_Part(joined, runs, self._bottom))
-            self._right = max(self._right, self._parts[-1].right)
-            self._bottom = self._parts[-1].bottom + MARGIN
+            part = _Part(joined, runs, self._bottom)
+            self._right, self._bottom = max(self._right, part.right), part.bottom + MARGIN
         self._lay_out_alone(alone)
 
     def text(self) -> str:
@@ -331,7 +312,6 @@ class _Drawing:
         return "\n".join([*self._head(), *self._arrows(), *self._all_boxes(), "</svg>", ""])
 
     def _lay_out_alone(self, alone: list[_Box]) -> None:
-        """Put boxes in rows below the others."""
         widest = max((box.width for box in alone), default=0)
         across = max(int((max(self._right, 820) - MARGIN + BETWEEN) // (widest + BETWEEN)), 1)
         for first in range(0, len(alone), across):
@@ -357,14 +337,13 @@ class _Drawing:
         yield f'<rect width="{width}" height="{height}" fill="white"/>'
 
     def _arrows(self) -> Iterator[str]:
-        paths = {id(run): path for part in self._parts for run, path in part.paths()}
         for number, run in enumerate(self._runs):
             colour, dashes = _LINES[run.edge.kind]
             colour = _RED if run.edge.stuck else colour
             dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
             yield f'<g class="edge" id="edge{number}"><title>{escape(_words(run.edge))}</title>'
             yield (
-                f'<path d="{paths[id(run)]}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
+                f'<path d="{run.path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
                 f'marker-end="url(#tip-{colour[1:]})"/>'
             )
             x, y = run.stops[0].x + run.stops[0].width + 12, run.begin - 5 - (len(run.lines) - 1) * LINE
@@ -377,7 +356,8 @@ class _Drawing:
             assert node is not None
             colour, filling = _BOXES[node.kind]
             dashed = ' stroke-dasharray="5 4"' if node.kind in (MISSING, ADDRESSES) else ""
-            yield f'<g class="node" id="node{number}"><title>{escape(_words_of(node))}</title>'
+            about = (title(node), node.kind, counted(node), *notes(node), *map(shown, node.stuck))
+            yield f'<g class="node" id="node{number}"><title>{escape("; ".join(filter(None, about)))}</title>'
             yield (
                 f'<rect x="{box.x:.0f}" y="{box.y:.1f}" width="{box.width:.0f}" height="{box.height:.0f}" '
                 f'rx="{16 if node.kind == "topic" else 5}" fill="{filling}" '
@@ -418,14 +398,7 @@ def _about(edge: Edge) -> list[_Line]:
 
 
 def _words(edge: Edge) -> str:
-    parts = (described(edge), credit(edge), edge.filter or "", edge.stuck)
-    return (
-        f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(filter(None, map(shown, parts)))}"
-    )
-
-
-def _words_of(node: Node) -> str:
-    return "; ".join(filter(None, (title(node), node.kind, counted(node), *notes(node), *map(shown, node.stuck))))
+    return f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(lines_of_edge(edge))}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -457,25 +430,14 @@ def _joined(boxes: list[_Box], runs: list[_Run]) -> list[list[_Box]]:
     return sorted(different.values(), key=len, reverse=True)
 
 
-def _begun(box: _Box) -> list[_Run]:
-    """Return the edges that begin at a box, rather than pass it."""
-    return [run for run in box.leaving if run.stops[0] is box]
+def _stop(run: _Run, box: _Box, step: int) -> _Box:
+    return run.stops[run.stops.index(box) + step]
 
 
-def _after(run: _Run, box: _Box) -> _Box:
-    return run.stops[-1] if run.goes_back else run.stops[run.stops.index(box) + 1]
-
-
-def _before(run: _Run, box: _Box) -> _Box:
-    return run.stops[0] if run.goes_back else run.stops[run.stops.index(box) - 1]
-
-
-def _near(box: _Box, behind: bool) -> list[_Box]:
-    """Return the boxes and lanes beside a box, in the layer behind it or before it."""
-    runs = [run for run in (box.leaving if behind else box.coming) if not run.goes_back]
-    return [_after(run, box) if behind else _before(run, box) for run in runs]
+def _near(box: _Box, step: int) -> list[_Box]:
+    """Return the boxes and lanes beside a box: 1 for the layer behind it, -1 for the one before it."""
+    return [_stop(run, box, step) for run in (box.leaving if step > 0 else box.coming) if not run.goes_back]
 
 
 def _mean(numbers: Sequence[float], none: float) -> float:
-    """Return the mean of some numbers; `none` if there are no numbers."""
     return sum(numbers) / len(numbers) if numbers else none

@@ -86,11 +86,9 @@ def _lines(node: Node) -> list[str]:
     return list(filter(None, (title(node) + kind, counted(node), *notes(node), *map(shown, node.stuck))))
 
 
-def _lines_of_edge(edge: Edge) -> list[str]:
+def lines_of_edge(edge: Edge) -> list[str]:
+    """Return what is written about an edge: its kind, its credits, its filter, and why it is stuck."""
     return list(filter(None, (described(edge), credit(edge), shown(edge.filter or ""), shown(edge.stuck))))
-
-
-# -- Mermaid ---------------------------------------------------------------------------------------------------------
 
 
 def mermaid(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
@@ -102,7 +100,7 @@ def mermaid(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
         lines.append(f"    {numbers[node.name]}{begin}{_label(_lines(node), _for_mermaid, '<br/>')}{end}")
     for edge in edges:
         arrow = "-.->" if edge.kind in ("copy", LETTERS) else "-->"
-        label = _label(_lines_of_edge(edge), _for_mermaid, "<br/>")
+        label = _label(lines_of_edge(edge), _for_mermaid, "<br/>")
         lines.append(f"    {numbers[edge.source]} {arrow}|{label}| {numbers[edge.to]}")
     stuck = [numbers[node.name] for node in nodes if node.stuck or node.kind == MISSING]
     if stuck:
@@ -118,9 +116,6 @@ def _for_mermaid(text: str) -> str:
     return "".join(char if char in _PLAIN else f"#{ord(char)};" for char in text)
 
 
-# -- Graphviz --------------------------------------------------------------------------------------------------------
-
-
 def dot(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
     """Return a graph in the language of Graphviz."""
     numbers = {node.name: f"n{number}" for number, node in enumerate(nodes)}
@@ -133,7 +128,7 @@ def dot(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
     for edge in edges:
         colour = f', color="{_RED}", fontcolor="{_RED}"' if edge.stuck else ""
         style = ", style=dashed" if edge.kind in ("copy", LETTERS) else ""
-        label = _label(_lines_of_edge(edge), _for_dot, "\\n")
+        label = _label(lines_of_edge(edge), _for_dot, "\\n")
         lines.append(f"    {numbers[edge.source]} -> {numbers[edge.to]} [label={label}{style}{colour}];")
     return "\n".join([*lines, "}", ""])
 

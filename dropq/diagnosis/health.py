@@ -33,15 +33,18 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
+from dropq.lifecycle.processing import committed
 from dropq.lifecycle.queue_notes import addresses, remedy
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import Row, refusal, rows, way_on
 from dropq.policies import barrier, routes
 from dropq.policies.filter_rest import FilterRest
+from dropq.policies.selectors import REMOVED
 from dropq.policies.send_limits import SendLimits
 from dropq.policies.wanted import LOOKED, Wants
 from dropq.queue.message import Duration
 from dropq.routing.forecast import Forecast
+from dropq.routing.registry import removed_in
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.clock import utc
@@ -57,8 +60,6 @@ MAX_ERROR = 0
 STILL = 60.0
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
-#: How many waiting messages are held against the queue's filter.
-FILTERED_LOOKED_FOR = 10_000
 
 #: Folders of a root that this user may not be allowed to enter, and that are no queues.
 _NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
@@ -84,6 +85,14 @@ class Limits(NamedTuple):
     max_count: int | None = None
     max_error: int | None = MAX_ERROR
     still: float | None = None
+
+    @classmethod
+    def of(
+        cls, max_age: Duration | None, max_count: int | None, max_error: int | None, still: Duration | None
+    ) -> Limits:
+        """Return limits whose periods are given as people write them; ValueError if one is no period."""
+        age, idle = (None if period is None else parse_duration(period) for period in (max_age, still))
+        return cls(age, max_count, max_error, idle)
 
 
 @dataclass(frozen=True)
@@ -113,48 +122,20 @@ class Health:
         return not self.reasons
 
 
-def health(
-    root: RootContext,
-    name: str,
-    *,
-    max_age: Duration | None = None,
-    max_count: int | None = None,
-    max_error: int | None = MAX_ERROR,
-    still: Duration | None = None,
-) -> Health:
-    """Report whether a queue is well, and change nothing; None sets no limit.
+def health(root: RootContext, name: str, limits: Limits) -> Health:
+    """Report whether a queue is well, as `Queue.health` does; also a queue that cannot be read or used.
 
-    Args:
-        max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due. A
-            message that is held without a running lease waits, too: nothing shows that its holder works on it.
-        max_count, max_error: how many messages may lie in target/, and in error/.
-        still: for how long messages may wait while nobody takes or settles one; None only notes it, after a minute.
-
-    Returns:
-        What is wrong with it, also when it cannot be read or its configuration cannot be used.
-
-    Raises:
-        NoSuchQueue: there is no such queue.
+    A message waits from when it was sent or requeued; in delayed/, from when it was due. A message that is held without
+    a running lease waits, too: nothing shows that its holder works on it.
     """
-    limits = Limits(
-        None if max_age is None else parse_duration(max_age),
-        max_count,
-        max_error,
-        None if still is None else parse_duration(still),
-    )
     try:
-        return judged(stands(open_queue(root, name)), limits)
+        return judged(Standing(open_queue(root, name)), limits)
     except (DropqError, OSError) as error:
         if isinstance(error, NoSuchQueue):
             raise
         if is_gone(root, name, error):
             raise NoSuchQueue(f"queue {name} is not there any more") from error
         return unusable(root, name, error)
-
-
-def stands(context: QueueContext) -> Standing:
-    """Return what stands in a queue, with what `judged` needs of it."""
-    return Standing(context, kept=FILTERED_LOOKED_FOR if context.config.filter is not None else 0)
 
 
 def judged(standing: Standing, limits: Limits) -> Health:
@@ -164,24 +145,14 @@ def judged(standing: Standing, limits: Limits) -> Health:
     return Health(standing.context.name, reasons, notes, standing.counts, standing.oldest_age)
 
 
-def health_root(
-    root: RootContext,
-    *,
-    max_age: Duration | None = None,
-    max_count: int | None = None,
-    max_error: int | None = MAX_ERROR,
-    still: Duration | None = None,
-) -> Iterator[Health]:
+def health_root(root: RootContext, limits: Limits) -> Iterator[Health]:
     """Report on each queue of a root, by name; also on those that are too damaged to be opened, or closed to this user.
 
-    The limits are those of `health`.
-
-    Raises:
-        OSError: the root cannot be listed.
+    OSError if the root cannot be listed.
     """
     for name in queues(root):
         try:
-            yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error, still=still)
+            yield health(root, name, limits)
         except NoSuchQueue as error:
             if reading.exists(layouts(root.layout.path, name)[0].home):  # RACE: else it was deleted since the listing
                 yield unusable(root, name, error)
@@ -274,11 +245,7 @@ class _Checks:
     def reasons(self, limits: Limits) -> Iterator[Reason]:
         """Yield why the queue is not well."""
         max_age, max_count, max_error, still = limits
-        waiting, failed, age = (
-            self._counts["target"],
-            self._counts["error"],
-            self._standing.oldest_age,
-        )
+        waiting, failed, age = self._counts["target"], self._counts["error"], self._standing.oldest_age
         if age is not None and max_age is not None and age > max_age:
             text, way_out = f"a message has waited for {_duration(age)}", self._way_out()
             if age != self._waiting_age:
@@ -295,13 +262,11 @@ class _Checks:
             yield Reason("many-errors", f"{text}; {way_out}", failed, max_error)
         if still is not None:
             yield from self._standstill(still)
-        dead, lapsed = self._lost_claims()
-        yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
-        yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
-        yield from self._late("overdue", *self._overdue(), "message", "due, and not back in target/")
+        yield from self._lost_claims()
+        yield from self._overdue()
         yield from self._killers()
-        committed = staged_checks.committed_ages(self._context, self._now)
-        yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
+        ages = [self._age(path) for _, path in committed(self._context)]
+        yield from self._unswept("unfinished-commit", ages, "message", "committed, whose parts have not arrived")
         for why in staged_checks.left_to_owners(self._context):
             yield Reason("unfinished-commit", f"a part of a committed message stays: {why}")
         halves = staged_checks.reassembly_ages(self._context, self._now)
@@ -318,17 +283,15 @@ class _Checks:
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         yield from self._unfinished_moves()
         yield from self._without_bridge()
-        said = [
-            refused.why for row in rows(self._context.layout) if (refused := refusal(row.folder)) and refused.is_older
-        ]
-        for why in dict.fromkeys(said):
+        refused = filter(None, (refusal(row.folder) for row in rows(self._context.layout)))
+        for why in dict.fromkeys(each.why for each in refused if each.is_older):
             yield Reason("older-state", why)
 
     def _unfinished_moves(self) -> Iterator[Reason]:
         """Yield what has been on its way to other file systems, or to other roots, for too long."""
         ages: dict[Row, list[int]] = {}
         for row, file in self._standing.given:
-            ages.setdefault(row, []).append(self._now - self._standing.changed(f"{row.given}/{file}"))
+            ages.setdefault(row, []).append(self._age(f"{row.given}/{file}"))
         here = [age for row, those in ages.items() if not row.peer for age in those]
         yield from self._unswept("unfinished-move", here, "message", "on the way to another file system")
         for row, those in ages.items():
@@ -338,24 +301,23 @@ class _Checks:
                 yield Reason("unfinished-move", f"{text}: {way_on(row, self._context.name)}", since, UNSWEPT / 1000)
 
     def _without_bridge(self) -> Iterator[Reason]:
-        """Yield that consumers want messages of other roots while no bridge looks."""
         if self._context.root.config.peer and Wants(self._context).now():
             idle = self._now - reading.written_ms(f"{self._context.layout.wanted}/{LOOKED}", gone=self._now)
             if idle > UNSWEPT:
                 text = f"consumers want messages of other roots, and no bridge has looked for {_duration(idle / 1000)}"
                 yield Reason("bridge-stopped", f"{text}: start `dropq bridge`", idle / 1000, UNSWEPT / 1000)
 
-    def _overdue(self) -> tuple[int, float]:
-        """Return how many delayed messages have been due for too long, and the oldest of them, in seconds.
+    def _overdue(self) -> Iterator[Reason]:
+        """Yield that delayed messages have been due for too long.
 
         A consumer that lives delivers them when it comes back from its handler: beside it nothing is overdue.
         """
-        late, oldest = self._standing.delayed.older_than(UNSWEPT // 1000), self._standing.oldest.get("delayed", 0.0)
-        is_served = late and any(map(self._signs.is_verifiable, self._signs.living))
-        return (0, 0.0) if is_served else (late, oldest)
+        late = self._standing.delayed.older_than(UNSWEPT // 1000)
+        if late and not any(map(self._signs.is_verifiable, self._signs.living)):
+            oldest = self._standing.oldest["delayed"]
+            yield from self._late("overdue", late, oldest, "message", "due, and not back in target/")
 
     def _killers(self) -> Iterator[Reason]:
-        """Report the messages whose holders died, or lost their leases, again and again."""
         killers, (most, file) = self._standing.marks.killers, self._standing.marks.worst
         if killers:
             text = f"{count_of(killers)} whose holders died or lost their leases, one {most} times"
@@ -386,17 +348,16 @@ class _Checks:
             yield Reason("route", f"{text}; correct it, or remove {in_use}")
 
     def _selector_reasons(self) -> Iterator[Reason]:
-        """Yield which selectors can take nothing, and which removed ones are not finished."""
         for why in selector_checks.unusable(self._forecast):
             yield Reason("selector", f"a selector takes nothing: {why}")
-        ages = selector_checks.removal_ages(self._context, self._now)
+        folder = self._context.layout.selectors
+        ages = [self._age(f"{folder}/.{name}{REMOVED}") for name in removed_in(self._context)]
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 
     @cached_property
     def _filtered(self) -> int:
         """How many waiting messages the queue's own filter keeps from every consumer; of many, the first count."""
-        matches = None if self._rest is None else self._rest.matches
-        if matches is None:
+        if self._rest is None or (matches := self._rest.matches) is None:
             return 0
         target, first = self._context.layout.target, self._standing.waiting.first
         return sum(not matches(self._context.sidecars.file(file, target)) for file in first)
@@ -444,7 +405,6 @@ class _Checks:
             yield Reason("recovering", text, age / 1000, UNSWEPT / 1000)
 
     def _absent_letters(self) -> Iterator[Reason]:
-        """Yield that the dead-letter queue is missing, if messages of this queue may have to go there."""
         letters = self._context.config.dead_letter_queue
         if letters is None or dead_letters.find_layout(self._context.root.layout.path, letters) is not None:
             return
@@ -517,7 +477,7 @@ class _Checks:
         for row, count in Counter(row for row, _ in self._standing.given).items():
             text = f"{count_of(count)} on the way to {row.destination}, which lies on another file system"
             yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
-        if count := sum(self._written_late()):
+        if count := self._written_late():
             text = f"{count_of(count)} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
@@ -543,11 +503,9 @@ class _Checks:
     @property
     def _stops_topic(self) -> bool:
         """Whether a topic waits for this queue while it is full."""
-        is_receiver = self._context.layout.is_subscription or self._context.config.underlying_topic is not None
-        return is_receiver and self._context.config.overflow != "discard"
+        return self._context.is_fed and self._context.config.overflow != "discard"
 
     def _full(self) -> Iterator[Reason]:
-        """Yield that the queue is full, and what that means."""
         config, count = self._context.config, sum(self._counts[state] for state in UNSETTLED)
         most, way_out = config.max_unprocessed, self._way_out()
         if (outcome := self._refusals.get("full")) is None:
@@ -559,28 +517,29 @@ class _Checks:
         text = f"{count_of(count)} waiting, delayed or held, and max_unprocessed is {most}"
         yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
 
-    def _written_late(self) -> Iterator[bool]:
-        """Yield of each message in processed/ whose name dropq did not write whether somebody wrote to it there."""
-        processed = self._context.layout.processed
+    def _written_late(self) -> int:
+        """Return how many messages in processed/ whose names dropq did not write were written to there."""
+        processed, count = self._context.layout.processed, 0
         for file in self._standing.odd if tells_writes(processed) else ():
             if MessageFile(file).name.foreign:
-                is_late = False
                 with suppress(FileNotFoundError):  # RACE: retention removed it
-                    is_late = is_written_late(os.lstat(f"{processed}/{file}"))
-                yield is_late
+                    count += is_written_late(os.lstat(f"{processed}/{file}"))
+        return count
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""
-        left = destroyed_in(self._context)
-        if left is None:
+        if (left := destroyed_in(self._context)) is None:
             return
         when = f"in {_duration(left)}" if left else "at the next sweep"
-        if not left and (in_processing := self._counts["processing"]):
-            noun = "message" if in_processing == 1 else "messages"
-            verb = "is" if in_processing == 1 else "are"
+        if not left and (held := self._counts["processing"]):
+            noun, verb = ("message", "is") if held == 1 else ("messages", "are")
             when = f"when its {noun} in processing/ {verb} settled"
         text = f"it has no selector and no named subscription any more: it destroys itself {when}"
         yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
+
+    def _age(self, path: str) -> int:
+        """Return how long ago, in ms, a file was renamed or changed; 0 if it is gone."""
+        return self._now - self._standing.changed(path)
 
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
         """Yield a reason if a sweep should have dealt with something by now; ages are in ms."""
@@ -595,18 +554,20 @@ class _Checks:
             text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"
             yield Reason(kind, text, oldest, limit)
 
-    def _lost_claims(self) -> tuple[list[int], list[int]]:
-        """Return the ages, in ms, of the claims of dead consumers, and of the leases that ran out.
+    def _lost_claims(self) -> Iterator[Reason]:
+        """Yield that no sweep returned what dead consumers hold, or what is held by leases that ran out.
 
         No file says when a consumer died: its claims are as old as their last renewal.
         """
         # RACE: each holder's lock is tried and freed at once: a sweep that meets it there comes again in a second.
         claims = [file.claim for file in self._claimed if file.claim is not None and file.claim.ours]
         statuses = [(claim_status(claim, self._signs, self._now - UNSWEPT), claim) for claim in claims]
-        dead = [self._now - self._standing.changed(claim.path) for why, claim in statuses if why == "dead"]
+        dead = [self._age(claim.path) for why, claim in statuses if why == "dead"]
+        yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         # RACE: a claim that was renewed or settled since the listing is not there under this name.
-        lapsed = [claim.deadline for why, claim in statuses if why == "lapsed" and reading.exists(claim.path)]
-        return dead, [self._now - deadline for deadline in lapsed]
+        there = [claim for why, claim in statuses if why == "lapsed" and reading.exists(claim.path)]
+        lapsed = [self._now - claim.deadline for claim in there]
+        yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
 
     def _idle_jobs(self) -> Iterator[int]:
         """Yield for how long, in ms, each committed job has been idle."""

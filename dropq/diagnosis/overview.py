@@ -35,6 +35,8 @@ TOGETHER = 4
 PATIENCE = 5.0
 #: How often looks that have become due begin, in seconds.
 TICK = 0.2
+#: What to do where a file system does not answer.
+_SILENT = "look whether its disk is mounted, and its file server runs"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Look:
         return None if self.rates is None else sum(self.rates.values())
 
 
+@dataclass(eq=False)
 class Watched:
     """A queue that is looked at again and again.
 
@@ -89,21 +92,21 @@ class Watched:
         last: its last look, which began at `looked`; None before the first.
         due: when the next look is due.
         began: when the look began that runs; None while none does. These times are on the monotonic clock.
+        is_ephemeral: whether it is a subscription that goes with its holder.
     """
 
-    def __init__(self, root: RootContext, name: str) -> None:
-        self._root = root
-        self.name = name
-        self.last: Look | None = None
-        self.looked = self.due = 0.0
-        self.began: float | None = None
-        #: Whether it is a subscription that goes with its holder.
-        self.is_ephemeral = False
-        self._owners: frozenset[str] | None = None
-        self._since = 0
-        self._log: Rates | None = None
-        self._told: Mapping[str, int] = {}
-        self._unsettled: deque[tuple[datetime, int]] = deque()  # of the last minute, or of the last two looks
+    _root: RootContext
+    name: str
+    last: Look | None = None
+    looked: float = 0.0
+    due: float = 0.0
+    began: float | None = None
+    is_ephemeral: bool = False
+    _owners: frozenset[str] | None = None
+    _since: int = 0
+    _log: Rates | None = None
+    _told: Mapping[str, int] = field(default_factory=dict)
+    _unsettled: deque[tuple[datetime, int]] = field(default_factory=deque)  # of the last minute, or the last two looks
 
     def silent(self, now: float) -> float | None:
         """Return for how many seconds it has not answered; None while it may still do so."""
@@ -120,7 +123,7 @@ class Watched:
     def look(self) -> Look:
         """Look at the queue; raise whatever keeps it from being read."""
         at = utc(self._root.clock.now_ms())
-        found = health.stands(open_queue(self._root, self.name))
+        found = Standing(open_queue(self._root, self.name))
         self._note_claims(found)
         layout = found.context.layout
         self.is_ephemeral = layout.is_subscription and reading.exists(layout.ephemeral)
@@ -240,14 +243,15 @@ class Viewer:
             now = time.monotonic()
             if not self.named and self._listing.began is None and self._listing.due <= now:
                 self._begin(self._listing, self._list)
-            while self._due and self._due[0][0] <= now and self._count_running(now) < TOGETHER:
+            while self._due and self._due[0][0] <= now and len(self._answering(now)) < TOGETHER:
                 due, name = heappop(self._due)
                 watched = self._seen.get(name)
                 if watched is not None and watched.began is None and watched.due == due:
                     self._begin(watched, partial(self._look, watched))
 
-    def _count_running(self, now: float) -> int:
-        return sum(watched.silent(now) is None for watched in self._running)
+    def _answering(self, now: float) -> list[Watched]:
+        """Return what is being looked at, and may still answer."""
+        return [watched for watched in self._running if watched.silent(now) is None]
 
     def keep_up(self, seconds: float) -> None:
         """Begin the looks that become due within these seconds, and return after them."""
@@ -260,13 +264,9 @@ class Viewer:
         """Wait until each queue has been looked at once, or does not answer."""
         self.refresh()
         with self._changed:
-            while (self._due and not self._due[0][0]) or self._count_first(time.monotonic()):
+            while (self._due and not self._due[0][0]) or not all(one.due for one in self._answering(time.monotonic())):
                 self._changed.wait(PATIENCE / 10)
                 self.refresh()
-
-    def _count_first(self, now: float) -> int:
-        """Return how many looks run, and may still answer, of what has not been looked at before."""
-        return sum(watched.silent(now) is None and not watched.due for watched in self._running)
 
     def _begin(self, watched: Watched, act: Callable[[], None]) -> None:
         watched.began = time.monotonic()
@@ -329,16 +329,14 @@ class Viewer:
                 with self._changed:  # RACE: it went since it was listed; or it never was a queue
                     self._seen.pop(name, None)
                 return
-            look = Look(name, utc(self._root.clock.now_ms()), health.unusable(self._root, name, error))
+            look = _unusable(self._root, name, error)
         watched.looked, watched.last = began, look  # RACE: who sees the look sees its time
 
 
 def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look]:
     """Look at each queue of a root once, four at a time; one that does not answer has an error.
 
-    Raises:
-        OSError: the root cannot be listed.
-        Unavailable: it does not answer.
+    OSError if the root cannot be listed; Unavailable if it does not answer.
     """
     viewer = Viewer(root, names)
     viewer.wait()
@@ -347,13 +345,11 @@ def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look
         raise viewer.problem
     if not viewer.is_listed:
         raise Unavailable(f"{root.layout.path} does not answer: {_SILENT}")
-    return [watched.last or _silent(root, watched.name) for watched in viewer.all()]
+    return [
+        each.last or _unusable(root, each.name, Unavailable(f"queue {each.name} does not answer: {_SILENT}"))
+        for each in viewer.all()
+    ]
 
 
-#: What to do where a file system does not answer.
-_SILENT = "look whether its disk is mounted, and its file server runs"
-
-
-def _silent(root: RootContext, name: str) -> Look:
-    error = Unavailable(f"queue {name} does not answer: {_SILENT}")
+def _unusable(root: RootContext, name: str, error: Exception) -> Look:
     return Look(name, utc(root.clock.now_ms()), health.unusable(root, name, error))

@@ -66,9 +66,5 @@ def _found(root: RootContext, peer: Peer) -> Iterator[tuple[str, str]]:
     yield "peer", f"peer {peer.name} answers, and names this root; shared queues: {', '.join(names) or 'none'}"
 
 
-def _main(path: str, name: str, where: str) -> None:
-    sys.stdout.write(json.dumps(list(_found(open_root(path, None), Peer(name, where)))))
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    sys.stdout.write(json.dumps(list(_found(open_root(sys.argv[1], None), Peer(*sys.argv[2:])))))

@@ -23,39 +23,29 @@ from dropq.policies.selectors import REMOVED
 from dropq.routing.credit_audit import all_credits, idle_credits
 from dropq.routing.forecast import Forecast
 from dropq.routing.plans import missing
-from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
 # -- config check --------------------------------------------------------------------------------------------------
 
 
-def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
-    """Return every problem of a queue's selectors, each with its file; none of a queue that cannot be opened."""
+def problems_of(root: RootContext, name: str) -> dict[str, list[str]]:
+    """Return the problems of each file of a queue's selectors; no file of a queue that cannot be opened."""
     try:
         context = open_queue(root, name)
         found, problems = selectors.read(context)
     except (DropqError, OSError):
-        return []  # its own configuration is checked, too
-    listed = [(path, problem) for path, of_file in problems.items() for problem in of_file]
+        return {}  # its own configuration is checked, too
     for one in found:
         path = selectors.path_of(context, one.name)
+        of_file = problems.setdefault(path, [])
         if one.to is None:
             continue
         if missing := why_missing(context, one):
-            listed.append((path, f"{path}: to: {missing}: make it, or correct the address"))
+            of_file.append(f"{path}: to: {missing}: make it, or correct the address")
         elif circle := words(Circles().through(Waypoint(root.layout.path, context.name, context.layout), one.to)):
-            listed.append((path, f"{path}: to: {circle}"))
-    return listed
-
-
-def files_of(root: RootContext, name: str) -> list[str]:
-    """Return the files of a queue's selectors; none of a queue that cannot be opened."""
-    try:
-        context = open_queue(root, name)
-        return [selectors.path_of(context, each) for each in selectors.names_in(context)]
-    except (DropqError, OSError):
-        return []
+            of_file.append(f"{path}: to: {circle}")
+    return problems
 
 
 def check_file(path: str) -> list[str]:
@@ -109,17 +99,10 @@ def may_have_letters(context: QueueContext) -> bool:
     return named or config.exhausted == "dead-letter" or config.self_destruct or bool(selectors.names_in(context))
 
 
-def removal_ages(context: QueueContext, now: int) -> Iterator[int]:
-    """Yield how long ago, in ms, each selector was removed whose messages have not all returned."""
-    for name in removed_in(context):
-        with suppress(FileNotFoundError):  # RACE: it is finished
-            yield now - reading.changed_ms(f"{context.layout.selectors}/.{name}{REMOVED}")
-
-
 # -- fsck ----------------------------------------------------------------------------------------------------------
 
 
-def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Iterator[Finding]:
+def examine_selectors(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find what is wrong with the selectors of a queue and the credits that they spent, and other files beside them."""
     folder = queue.layout.selectors
     if os.path.lexists(folder) and not os.path.isdir(folder):
@@ -128,14 +111,14 @@ def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Ite
         yield Finding("unreadable-folder", folder, KINDS["unreadable-folder"].says)
     else:
         with suppress(DropqError):  # what keeps the queue from being opened is found elsewhere
-            context = open_queue(root, name)
+            context = open_queue(queue.context.root, queue.context.name)
             for path, problems in sorted(selectors.read(context)[1].items()):
                 yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {'; '.join(problems)}")
             yield from _lost_credits(context, queue.now)
         yield from _in_selectors(queue)
     known = set(_tokens(queue))
     for entry in queue.entries(queue.layout.credits):
-        yield from _folder_of_credits(root.layout, name, queue, entry, known)
+        yield from _folder_of_credits(queue, entry, known)
 
 
 def _lost_credits(context: QueueContext, now: int) -> Iterator[Finding]:
@@ -171,9 +154,7 @@ def _tokens(queue: ExaminedQueue) -> Iterator[str]:
             yield files.token_in(reading.read_small(entry.path) or b"")
 
 
-def _folder_of_credits(
-    root: RootLayout, name: str, queue: ExaminedQueue, entry: Entry, known: set[str]
-) -> Iterator[Finding]:
+def _folder_of_credits(queue: ExaminedQueue, entry: Entry, known: set[str]) -> Iterator[Finding]:
     if UNFINISHED.fullmatch(entry.name):
         return
     if not is_token(entry.name) or not stat.S_ISDIR(entry.status.st_mode):
@@ -187,8 +168,8 @@ def _folder_of_credits(
             yield credit.finding_at_rest("temporary")
         elif credit.name != selectors.LAST:
             yield credit.finding_at_rest("not-a-credit")
-    owner = credits.queue_of(root, entry.name)
-    if spent and (owner is None or owner[0] != name):
+    owner = credits.queue_of(queue.context.root.layout, entry.name)
+    if spent and (owner is None or owner[0] != queue.context.name):
         yield entry.finding("unknown-token")
     elif spent and entry.name not in known:
         yield entry.finding("left-credits")

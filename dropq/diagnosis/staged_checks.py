@@ -33,13 +33,6 @@ from dropq.upkeep import reassembly
 # -- health and explain --------------------------------------------------------------------------------------------
 
 
-def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
-    """Yield how long ago, in ms, each message was committed whose parts have not all arrived."""
-    for _, path in committed(context):
-        with suppress(FileNotFoundError):  # RACE: it is rolled forward
-            yield now - reading.changed_ms(path)
-
-
 def left_to_owners(context: QueueContext) -> Iterator[str]:
     """Yield the parts of committed messages that only another user's processes can move, and why."""
     for _, path in committed(context):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
@@ -33,18 +34,20 @@ AGES = (1, 10, 60, 600, 3600, 21_600, 86_400)
 AGE_NAMES = (*map(format_duration, AGES), "older")
 #: How many names in processed/ are kept that contain no time.
 ODD = 10_000
+#: How many waiting messages are held against the queue's filter.
+FILTERED_LOOKED_FOR = 10_000
 #: From this many deaths of its holders on, a message is reported.
 DEATHS = 4
 
 
+@dataclass
 class Marks:
     """What the markers in names tell: dead letters, and messages whose holders die again and again."""
 
-    def __init__(self) -> None:
-        self.letters = 0
-        #: How many have DEATHS, and the most deaths, with the name that tells them.
-        self.killers = 0
-        self.worst = (0, "")
+    letters: int = 0
+    #: How many have DEATHS, and the most deaths, with the name that tells them.
+    killers: int = 0
+    worst: tuple[int, str] = (0, "")
 
     def add(self, files: Iterable[str]) -> None:
         """Take in the names of messages."""
@@ -55,38 +58,40 @@ class Marks:
                 self.worst = max(self.worst, (died, file))
 
 
+def _no_ages() -> list[int]:
+    return [0] * (len(AGES) + 1)
+
+
+@dataclass
 class Waiting:
     """What the names of one state tell: how many there are, and how old they are; the rest goes to `marks`.
 
-    Args:
+    Attributes:
         since: returns since when a message counts as waiting there, in ms, by its file name.
         kept: how many names are kept, to be looked at again.
         by_id: whether `since` is the time in a generated id, unless the name says another.
+        oldest: since when the oldest waits, in ms, and its file name; None without messages.
+        ages: how many are of each age, see AGES.
+        first: the first names.
     """
 
-    def __init__(
-        self, now: int, since: Callable[[str], int], marks: Marks, *, kept: int = 0, by_id: bool = True
-    ) -> None:
-        self._now = now
-        self._since = since
-        self._marks = marks
-        self._by_id = by_id
-        self._kept = kept
-        self.count = 0
-        #: Since when the oldest waits, in ms, and its file name; None without messages.
-        self.oldest: tuple[int, str] | None = None
-        #: How many are of each age, see AGES.
-        self.ages = _no_ages()
-        #: The first names.
-        self.first: list[str] = []
+    now: int
+    since: Callable[[str], int]
+    marks: Marks
+    kept: int = 0
+    by_id: bool = True
+    count: int = 0
+    oldest: tuple[int, str] | None = None
+    ages: list[int] = field(default_factory=_no_ages)
+    first: list[str] = field(default_factory=list)
 
     def add(self, files: list[str]) -> None:
         """Take in the names of messages: all together where they are alike, as nearly all are."""
         self.count += len(files)
-        self.first += files[: max(self._kept - len(self.first), 0)]
+        self.first += files[: max(self.kept - len(self.first), 0)]
         if names.has_marks("\n".join(files)):
-            self._marks.add(files)
-        times = (names.sent_together(files) if self._by_id else None) or [*map(self._since, files)]
+            self.marks.add(files)
+        times = (names.sent_together(files) if self.by_id else None) or [*map(self.since, files)]
         if not times:
             return
         least = min(times)
@@ -95,7 +100,7 @@ class Waiting:
         times.sort()
         older = len(times)
         for place, age in enumerate(AGES):
-            at_most, older = older, bisect_left(times, self._now - age * 1000, 0, older)
+            at_most, older = older, bisect_left(times, self.now - age * 1000, 0, older)
             self.ages[place] += at_most - older
         self.ages[-1] += older
 
@@ -129,12 +134,10 @@ class Standing:
     """What one listing of each folder says about a queue.
 
     RACE: messages move on between these listings, so that a message may be counted twice, or not at all.
-
-    Args:
-        kept: how many names of target/ are kept.
     """
 
-    def __init__(self, context: QueueContext, *, kept: int = 0) -> None:
+    def __init__(self, context: QueueContext) -> None:
+        kept = 0 if context.config.filter is None else FILTERED_LOOKED_FOR
         self.context = context
         self.now = context.clock.now_ms()
         #: What the names of messages tell that wait, are delayed or held.
@@ -282,10 +285,6 @@ def ages_by(context: QueueContext, state: str, by: str | None) -> Ages:
                 (found.of_value.setdefault(value, _no_ages()) if has_room else others)[place] += 1
     ordered = dict(sorted(found.of_value.items(), key=lambda group: -sum(group[1])))
     return Ages(ordered, others if any(others) else None, found.total)
-
-
-def _no_ages() -> list[int]:
-    return [0] * (len(AGES) + 1)
 
 
 def _value(context: QueueContext, file: str, by: str) -> str:

@@ -53,22 +53,19 @@ def summary_of(seen: Watched, now: float) -> Mapping[str, object]:
 
 def worst_first(viewer: Viewer, now: float, column: str | None = None) -> list[Watched]:
     """Return the queues, the worst first, or by a column; temporary ones only where they were named."""
-    shown = [seen for seen in viewer.all() if viewer.named or not is_temporary(seen.name)]
-    found = [(seen, summary_of(seen, now)) for seen in shown]
 
-    def number(summary: Mapping[str, object], column: str) -> float:
-        value = summary.get(column)
-        return -value if isinstance(value, int | float) else 1.0
-
-    def key(one: tuple[Watched, Mapping[str, object]]) -> tuple[object, ...]:
-        summary = one[1]
+    def key(seen: Watched) -> tuple[object, ...]:
+        summary = summary_of(seen, now)
         if column in (None, "state"):
-            return STATES.index(str(summary["state"])), number(summary, "waiting")
-        if column in ("queue", "because"):
-            return (str(summary.get(column) or ""),)
-        return (number(summary, column or ""),)
+            return STATES.index(str(summary["state"])), _largest_first(summary.get("waiting"))
+        value = summary.get(column)
+        return (str(value or "") if column in ("queue", "because") else _largest_first(value),)
 
-    return [seen for seen, _ in sorted(found, key=key)]
+    return sorted((seen for seen in viewer.all() if viewer.named or not is_temporary(seen.name)), key=key)
+
+
+def _largest_first(value: object) -> float:
+    return -value if isinstance(value, int | float) else 1.0
 
 
 def holders_of(look: Look) -> Iterator[Mapping[str, object]]:

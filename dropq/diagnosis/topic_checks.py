@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -19,11 +18,11 @@ from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.open_queue import find_layout, open_queue
+from dropq.lifecycle.open_queue import find_layout
 from dropq.lifecycle.queue_notes import subscription_folders, topics
 from dropq.storage import reading
 from dropq.storage.failures import describe
-from dropq.topics.views import missing_links, view_names
+from dropq.topics.views import missing_links, opened_views
 from dropq.upkeep import deletion
 
 _HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
@@ -36,7 +35,7 @@ _HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTA
 def unlisted(context: QueueContext) -> str:
     """Return why the subscriptions of a topic cannot be listed; "" if they can."""
     try:
-        deque(subscription_folders(context.root.layout, context.name), maxlen=0)
+        list(subscription_folders(context.root.layout, context.name))
     except OSError as error:
         return describe(error)
     return ""
@@ -123,18 +122,11 @@ def diagnose(root: RootContext) -> Iterator[Diagnosis]:
                     yield Diagnosis("far-receiver", home, f"topic {topic} lies on another file system")
     for link, folder in missing_links(root):
         yield Diagnosis("missing-view-link", link, f"{link} should lead to {folder}")
-    for name in view_names(reading.names_in(root.layout.views)):
-        yield from _view(root, name)
+    for view, expression in opened_views(root):
+        yield from _view(root, view, expression)
 
 
-def _view(root: RootContext, name: str) -> Iterator[Diagnosis]:
-    try:
-        view = open_queue(root, name)
-    except DropqError:
-        return
-    expression = view.config.underlying_topic
-    if expression is None:
-        return
+def _view(root: RootContext, view: QueueContext, expression: str) -> Iterator[Diagnosis]:
     for topic in sorted(topics(root.layout)):
         layout = topic_layout(root.layout.path, topic)
         with suppress(DropqError, OSError):

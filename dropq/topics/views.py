@@ -123,6 +123,17 @@ def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
     return ((link, folder) for link, folder, is_needed in _links(root) if is_needed and not exists(link))
 
 
+def opened_views(root: RootContext) -> Iterator[tuple[QueueContext, str]]:
+    """Yield the views that can be opened, each with its `underlying_topic`."""
+    for name in view_names(names_in(root.layout.views)):
+        try:
+            view = open_queue(root, name)
+        except DropqError:
+            continue
+        if (expression := view.config.underlying_topic) is not None:
+            yield view, expression
+
+
 def _links(root: RootContext) -> Iterator[tuple[str, str, bool]]:
     """Yield each link by which a view may be fed, the folder it leads to, and whether it feeds the view just once.
 
@@ -130,18 +141,11 @@ def _links(root: RootContext) -> Iterator[tuple[str, str, bool]]:
     """
     if not is_shared(root.layout):
         return
-    for name in view_names(names_in(root.layout.views)):
-        try:
-            view = open_queue(root, name)
-        except DropqError:
-            continue
-        expression = view.config.underlying_topic
-        if expression is None:
-            continue
+    for view, expression in opened_views(root):
         homes = {topic: topic_layout(root.layout.path, topic) for topic in topics(root.layout)}
         fed = {topic for topic, layout in homes.items() if underlies(expression, topic) and exists(layout.base)}
         for topic, layout in homes.items():
-            link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
+            link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(view.name)}{VIEW_LINK}"
             yield link, view.layout.base, topic in fed and fed.isdisjoint(ancestors(topic)[1:])
 
 

@@ -730,15 +730,15 @@ def test_a_copy_of_a_root_finds_its_own_list_sent_by_the_original(
     assert scene.arrived() == [b"body"]
 
 
-@pytest.mark.parametrize("damaged", ["to.json", "1.json"])
+@pytest.mark.parametrize(("damaged", "content"), [("to.json", "{"), ("to.json", '{"format": 1}'), ("1.json", "{")])
 def test_a_damaged_file_of_a_row_is_reported_and_nothing_is_lost(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, damaged: str
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, damaged: str, content: str
 ) -> None:
     scene.here.send(b"0")
     move(scene)
     scene.here.send(b"1")
     give(scene, monkeypatch)
-    (scene.row / damaged).write_text("{")
+    (scene.row / damaged).write_text(content)
     again = scene.again().here
     assert again.sweep().carried == 0
     assert list(scene.given.values()) == [b"1"]

@@ -20,7 +20,7 @@ from dropq import Message, NoSuchQueue, Queue, Root
 from dropq.cli import look
 from dropq.cli import main as cli
 from dropq.diagnosis import health as health_module
-from dropq.diagnosis.health import MAX_ERROR, Health, health_root
+from dropq.diagnosis.health import MAX_ERROR, Health, Limits, health_root
 from dropq.format import names
 from dropq.format.claims import Claim
 from dropq.format.typed import Typed
@@ -459,7 +459,7 @@ def test_a_root_whose_configuration_is_broken_is_an_error(queue: Queue, run: Cli
 def test_a_queue_that_lost_its_folders_is_not_passed_over(queue: Queue, folders: list[str], run: Cli) -> None:
     for folder in folders:
         (base(queue) / folder).rmdir()
-    (found,) = health_root(reopened(queue).root.context)
+    (found,) = reopened(queue).root.health()
     assert kinds(found) == ["storage"]
     (reason,) = found.reasons
     assert "`dropq fsck q --repair` makes" in reason.message and reason.message.count("`") == 2
@@ -479,7 +479,7 @@ def test_a_queue_that_is_closed_to_the_monitor_is_not_well(queue: Queue, folder:
     (base(queue) / folder).chmod(0)
 
     def looked() -> list[tuple[list[str], int | None, str]]:
-        found = [health(reopened(queue)), *health_root(reopened(queue).root.context)]
+        found = [health(reopened(queue)), *reopened(queue).root.health()]
         return [(kinds(one), getattr(one.error, "errno", None), one.reasons[0].message) for one in found]
 
     try:
@@ -496,12 +496,12 @@ def test_what_is_no_queue_is_passed_over(queue: Queue) -> None:
     for folder in ("lost+found", "dropboxmq", ".hidden"):
         queue.root.path.joinpath(folder).mkdir(mode=0)
     queue.root.path.joinpath("data").mkdir()
-    assert unprivileged(lambda: [found.queue for found in health_root(reopened(queue).root.context)]) == ["q"]
+    assert unprivileged(lambda: [found.queue for found in reopened(queue).root.health()]) == ["q"]
 
 
 def test_a_queue_that_was_deleted_meanwhile_is_passed_over(queue: Queue) -> None:
     queue.root.create_queue("r")
-    found = health_root(queue.root.context)
+    found = health_root(queue.root.context, Limits())
     assert next(found).queue == "q"
     queue.root.delete_queue("r")
     assert list(found) == []
@@ -596,7 +596,7 @@ def test_it_changes_nothing_and_opens_no_message(queue: Queue, clock: Clock) -> 
                 seen.append(str(args[0]))
 
         sys.addaudithook(hook)
-        (found,) = health_root(reopened(queue).root.context, max_age=1, max_count=1)
+        (found,) = reopened(queue).root.health(max_age=1, max_count=1)
         return kinds(found), seen
 
     reported, opened = in_child(looked)

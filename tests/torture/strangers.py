@@ -34,7 +34,7 @@ from dropq import DropqError, Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
 from dropq.diagnosis.fsck import fsck_root
-from dropq.diagnosis.health import health_root
+from dropq.diagnosis.health import Limits, health_root
 from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Epoch, Job
 from dropq.storage import system_calls
@@ -514,7 +514,7 @@ VERBS: dict[str, Callable[[Queue], object]] = {
     "fsck of the root": lambda queue: fsck_root(queue.root.context),
     "fsck --repair of the root": lambda queue: fsck_root(queue.root.context, repair=True),
     "health": lambda queue: health(queue, max_age=1, max_count=1, max_error=1),
-    "health of the root": lambda queue: list(health_root(queue.root.context)),
+    "health of the root": lambda queue: list(health_root(queue.root.context, Limits())),
     "requeue": lambda queue: [queue.requeue(state=state) for state in bulk.REQUEUED],
     "move": lambda queue: queue.move(queue.root.queue("other")),
     "send": _send,
