@@ -60,9 +60,8 @@ class NotText(ValueError):
 
 def check_columns(schema: t.StructType) -> None:
     """Refuse a schema that messages do not have."""
-    named = schema.fieldNames()
-    problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
-    problems += [f"column {name} is there twice" for name in sorted({name for name in named if named.count(name) > 1})]
+    problems = [] if schema.names else [f"it names no column of {', '.join(COLUMNS)}"]
+    problems += repeated(schema)
     for field in schema.fields:
         if field.name == MESSAGE:
             problems.append(f"column {MESSAGE} needs bodyFormat; without it, name the columns {', '.join(COLUMNS)}")
@@ -70,6 +69,12 @@ def check_columns(schema: t.StructType) -> None:
             problems += _field_problems(field, f"column {field.name}", COLUMNS)
     if problems:
         raise ConfigError(f"messages cannot be read with this schema: {'; '.join(problems)}")
+
+
+def repeated(schema: t.StructType, called: str = "column ") -> Iterator[str]:
+    """Yield a problem for each name that several columns have."""
+    counts = Counter(schema.names)
+    return (f"{called}{name} is there twice" for name in sorted(counts) if counts[name] > 1)
 
 
 def message_problems(schema: t.StructType) -> Iterator[str]:
@@ -82,8 +87,7 @@ def message_problems(schema: t.StructType) -> Iterator[str]:
         elif not isinstance(field.dataType, t.StructType) or not field.dataType.fields:
             yield f"column {MESSAGE} is a struct with any of {', '.join(MESSAGE_FIELDS)}"
         else:
-            named = Counter(field.dataType.fieldNames())
-            yield from (f"field {MESSAGE}.{name} is there twice" for name in sorted(named) if named[name] > 1)
+            yield from repeated(field.dataType, f"field {MESSAGE}.")
             for inner in field.dataType.fields:
                 yield from _field_problems(inner, f"field {MESSAGE}.{inner.name}", MESSAGE_FIELDS)
     if schema.fieldNames().count(MESSAGE) > 1:
