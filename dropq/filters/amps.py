@@ -45,7 +45,6 @@ _CALL = re.compile(r"[ \t\f\r\n]*\(")
 
 
 def _path(source: Source, start: int) -> Path:
-    """Parse a path."""
     text, at = source.text, start
     steps: list[str | int] = []
     while step := _STEP.match(text, at):

@@ -21,6 +21,7 @@ from dropq.format.escapes import LARGEST
 from dropq.format.layout import WITH_REASON
 from dropq.lifecycle.context import QueueContext
 from dropq.queue.message import LAST_MS
+from dropq.spark.bundles import RowError
 
 #: The columns of a message, in the order that a read without a schema has them.
 COLUMNS: dict[str, t.DataType] = {
@@ -50,12 +51,8 @@ MESSAGE_FIELDS: dict[str, t.DataType] = {
 }
 
 
-class NotText(ValueError):
+class NotText(RowError):
     """Raised when the body in a row of a batch is wanted as a string and is not UTF-8; the text says why."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(problem)
-        self.row = row
 
 
 def check_columns(schema: t.StructType) -> None:
@@ -249,13 +246,11 @@ class MessageColumn:
         if self._at < 0:
             yield from batches
             return
-        kind = self._schema.field(self._at).type
-        message = pa.scalar({**self._message(state, folder, file), "state": state, "length": length}, kind)
+        column = self._schema.field(self._at)
+        message = pa.scalar({**self._message(state, folder, file), "state": state, "length": length}, column.type)
         for batch in batches:
             if batch.num_rows:  # Arrow repeats nothing no times
-                columns = batch.columns
-                columns.insert(self._at, pa.repeat(message, batch.num_rows))
-                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+                yield batch.add_column(self._at, column, pa.repeat(message, batch.num_rows))
 
     def _message(self, state: str, folder: str, file: str) -> dict[str, Any]:
         row = name_columns(self._context, state, file, self._arrivals.get(file, 0))

@@ -309,7 +309,6 @@ def _or_null(field: pa.Field, where: str) -> Decoder:
 
 
 def _decoder(kind: pa.DataType, where: str) -> Decoder:
-    """Return the function that converts a value of a type, other than null."""
     if types.is_struct(kind):
         return _object(list(kind), where, f"{where}.")
     if types.is_map(kind):
@@ -543,7 +542,6 @@ def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tupl
 
 
 def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:
-    """Return the end of the last complete row."""
     data = data.removesuffix(b"\r")  # its LF may follow
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if (closed := _end(dialect.closed, data[:end])) == end:

@@ -148,7 +148,6 @@ def _planned(context: QueueContext, state: str, found: ListedFiles, besides: Pla
 
 
 def _is_of_before(identity: Identity, time: int) -> bool:
-    """Return whether a message may have been sent before a time, in ms since 1970."""
     return isinstance(identity, tuple) or int(identity[:13]) < time
 
 

@@ -272,7 +272,6 @@ def _size(path: str, identity: Identity | None) -> int:
 
 
 def _join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches that are smaller than a batch for Spark may be."""
     for small in gathered(batches, lambda batch: max(batch.num_rows / BATCH_ROWS, batch.nbytes / BATCH_BYTES), 1):
         yield from pa.Table.from_batches(small).combine_chunks().to_batches()
 

@@ -419,7 +419,6 @@ def _named_rows(value: pa.Array, first: int, partition: int) -> Iterator[None]:
 
 
 def _files(queue: Queue, batch: pa.RecordBatch, headers: Mapping[str, Any]) -> list[str]:
-    """Return the file names of rows."""
     value = batch.column("value")
     _refuse_null(value)
     message_class = "B" if is_bytes(value.type) else "T"
