@@ -196,10 +196,6 @@ class WriteOptions(Options):
         """Whether the tasks have to fill in the job id."""
         return self.is_per_batch or self.is_per_claim
 
-    def job_of(self, query: str) -> str:
-        """Return the job id of the batches of a query, without the number of the batch."""
-        return (self.job_id or "").replace(QUERY, query)
-
     def check_columns(self, schema: t.StructType) -> None:
         """Refuse columns that these options cannot write."""
         problems = [*repeated(schema)]

@@ -60,16 +60,16 @@ class StagedFiles(WriterCommitMessage):
     claims: str = ""
 
 
+@dataclass(eq=False)
 class QueueWriter(DataSourceArrowWriter):
     """Sends the rows, or the partitions, of a job into a queue, whose mark the driver sees.
 
     What is in braces in the job's id the tasks fill in, and tell the commit.
     """
 
-    def __init__(self, options: WriteOptions, job_id: str, mark: str = "") -> None:
-        self.options = options
-        self.job_id = job_id
-        self.mark = mark
+    options: WriteOptions
+    job_id: str
+    mark: str = ""
 
     @classmethod
     def begin(cls, options: WriteOptions) -> QueueWriter:
@@ -131,6 +131,7 @@ class QueueWriter(DataSourceArrowWriter):
         return job
 
 
+@dataclass(eq=False)
 class QueueStreamWriter(DataSourceStreamArrowWriter):
     """Sends each epoch of a streaming query as a job of its own, so that a replayed epoch sends nothing.
 
@@ -138,9 +139,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     tasks' results.
     """
 
-    def __init__(self, options: WriteOptions, mark: str = "") -> None:
-        self.options = options
-        self.mark = mark
+    options: WriteOptions
+    mark: str = ""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
@@ -224,7 +224,7 @@ def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
             "and not under Spark Connect; nothing was sent. Give a name of your own that changes with the checkpoint, "
             'such as f"{checkpoint_name}-{batch}"'
         )
-    return options.job_of(query), int(batch)
+    return (options.job_id or "").replace(QUERY, query), int(batch)
 
 
 def _commit(
