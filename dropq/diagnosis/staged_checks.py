@@ -12,17 +12,8 @@ from shlex import quote
 
 from dropq.diagnosis.fsck_checks import UNDER_WAY, Entry, ExaminedQueue
 from dropq.diagnosis.fsck_kinds import Finding
-from dropq.format.staged import (
-    DRAFT,
-    WHOLE,
-    OwnPart,
-    StagedFolder,
-    claim_of,
-    is_part,
-    is_reason,
-    part_of,
-    reassembled_from,
-)
+from dropq.format.claims import claim_id
+from dropq.format.staged import DRAFT, WHOLE, OwnPart, StagedFolder, is_part, is_reason, part_of, reassembled_from
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import committed
 from dropq.staging import fan_out
@@ -80,7 +71,7 @@ def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
     folders = list(queue.entries(queue.layout.staged))
     # RACE: after staged/: a claim goes from processing/ to staged/, so what is in neither listing was never committed.
     owners = {
-        claim_of(entry.file.claim.owner)
+        claim_id(entry.file.claim.owner)
         for entry in queue.entries(queue.layout.processing)
         if entry.file.claim is not None and entry.file.claim.ours
     }

@@ -89,7 +89,7 @@ class Waiting:
         """Take in the names of messages: all together where they are alike, as nearly all are."""
         self.count += len(files)
         self.first += files[: max(self.kept - len(self.first), 0)]
-        if names.has_marks("\n".join(files)):
+        if names.may_be_marked("\n".join(files)):
             self.marks.add(files)
         times = (names.sent_together(files) if self.by_id else None) or [*map(self.since, files)]
         if not times:

@@ -22,7 +22,7 @@ from itertools import takewhile
 
 from dropq.errors import InvalidFilter
 from dropq.filters import arrays, tree
-from dropq.filters.arrays import AFFIXES, Members
+from dropq.filters.arrays import Members
 from dropq.filters.functions import ANY, FUNCTIONS, instead_of
 from dropq.filters.grammar import WORDS, Dialect, Parser, Part, Source, Token, tokens, unquoted
 from dropq.filters.regex import Regex
@@ -45,7 +45,6 @@ _CALL = re.compile(r"[ \t\f\r\n]*\(")
 
 
 def _path(source: Source, start: int) -> Path:
-    """Parse a path."""
     text, at = source.text, start
     steps: list[str | int] = []
     while step := _STEP.match(text, at):
@@ -122,8 +121,9 @@ class AmpsFilter(Parser):
             token, pattern = self._token, self._string()
             return partial(arrays.like, self._regex(token.at, pattern))
         affix = self._accept("BEGINS WITH") or self._expect("ENDS WITH")
+        test = str.startswith if affix.kind == "BEGINS WITH" else str.endswith
         strings = self._list(self._string) if self._token.kind == "(" else [self._string()]
-        return partial(AFFIXES[affix.kind], tuple(strings))
+        return partial(arrays.affixed, test, tuple(strings))
 
     def _regex(self, at: int, pattern: str) -> Regex:
         try:

@@ -123,18 +123,9 @@ def like(regex: Regex, found: Found) -> bool | None:
     return _any_text(regex.matches, items)
 
 
-def begins(prefixes: tuple[str, ...], found: Found) -> bool | None:
-    """BEGINS WITH: whether a value begins with one of the prefixes."""
-    return _any_text(lambda text: text.startswith(prefixes), _items(found))
-
-
-def ends(suffixes: tuple[str, ...], found: Found) -> bool | None:
-    """ENDS WITH: whether a value ends with one of the suffixes."""
-    return _any_text(lambda text: text.endswith(suffixes), _items(found))
-
-
-#: The predicates that take literal strings, by name.
-AFFIXES: dict[str, Callable[[tuple[str, ...], Found], bool | None]] = {"BEGINS WITH": begins, "ENDS WITH": ends}
+def affixed(test: Callable[[str, tuple[str, ...]], bool], strings: tuple[str, ...], found: Found) -> bool | None:
+    """BEGINS WITH and ENDS WITH: whether a value begins, or ends, with one of the strings."""
+    return _any_text(lambda text: test(text, strings), _items(found))
 
 
 def _items(found: Found) -> tuple[Item, ...]:

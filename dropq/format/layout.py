@@ -33,14 +33,8 @@ ALL_STATES = (*STATES, "working")
 FOLDERS = ("working", "target", "processing", *SETTLED)
 #: DropboxMQ 1.2's folders for the transactions of a root.
 DROPBOXMQ_TRANSACTIONS = (
-    "associated",
-    "unassociated",
-    "prepared",
-    "committing",
-    "committed",
-    "rolling-back",
-    "rolled-back",
-)
+    "associated", "unassociated", "prepared", "committing", "committed", "rolling-back", "rolled-back",
+)  # fmt: skip
 #: The folder that holds a queue's folders in DropboxMQ's own layout.
 INCOMING = "incoming"
 #: The folder of a root that holds its topics: `a.b` is in its folder `a/b`.
@@ -205,18 +199,8 @@ class QueueLayout:
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
         own = (self.new, self.deleting, self.receivers) if self.is_topic else ()  # a queue's `deleting` is a file
-        return (
-            *self._first_private_folders,
-            self.credits,
-            self.joining,
-            self.named,
-            self.reassembly,
-            self.staged,
-            self.set_aside,
-            self.transfers,
-            self.wanted,
-            *own,
-        )
+        later = (self.credits, self.joining, self.named, self.reassembly, self.staged, self.set_aside, self.transfers)
+        return (*self._first_private_folders, *later, self.wanted, *own)
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:

@@ -81,19 +81,8 @@ _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_from")
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
 _DISPENSABLE = (
-    "records",
-    "died",
-    "lapsed",
-    "replayed",
-    "cancels",
-    "since",
-    "hops",
-    "cut",
-    "copied",
-    "via",
-    "record",
-    "first",
-)
+    "records", "died", "lapsed", "replayed", "cancels", "since", "hops", "cut", "copied", "via", "record", "first",
+)  # fmt: skip
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
@@ -241,7 +230,6 @@ def make(attributes: Mapping[str, Any]) -> Name:
 
 
 def _read_text(raw: str) -> str:
-    """Decode a field; bytes that are not UTF-8 stay escapes."""
     return readable(decode(raw))
 
 
@@ -471,10 +459,11 @@ def _spilled_properties(name: Name) -> dict[str, list[str]]:
 def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | None = None) -> Name:
     """Undo `shorten`; values in the name itself win. `problems` gets a sentence about each damaged value."""
     problems = [] if problems is None else problems
-    attributes = _sort_properties(_sidecar_properties(_entry(sidecar, "properties"), problems), problems)
+    sidecar = sidecar if isinstance(sidecar, Mapping) else {}
+    attributes = _sort_properties(_sidecar_properties(sidecar.get("properties"), problems), problems)
     return replace(
         name,
-        id=_restored_id(name.id, _entry(sidecar, "id"), problems),
+        id=_restored_id(name.id, sidecar.get("id"), problems),
         correlation_id=name.correlation_id or _sidecar_text(sidecar, "correlation_id", problems),
         reply_to=name.reply_to or _sidecar_text(sidecar, "reply_to", problems),
         type=name.type or _sidecar_text(sidecar, "type", problems),
@@ -485,10 +474,6 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
     )
 
 
-def _entry(sidecar: object, key: str) -> object:
-    return sidecar.get(key) if isinstance(sidecar, Mapping) else None
-
-
 def _restored_id(short: str, full: object, problems: list[str]) -> str:
     if isinstance(full, str) and short in (full, _stand_in(full)):
         return full
@@ -496,8 +481,8 @@ def _restored_id(short: str, full: object, problems: list[str]) -> str:
     return short
 
 
-def _sidecar_text(sidecar: object, key: str, problems: list[str]) -> str | None:
-    value = _entry(sidecar, key)
+def _sidecar_text(sidecar: Mapping[str, object], key: str, problems: list[str]) -> str | None:
+    value = sidecar.get(key)
     if value is None or isinstance(value, str):
         return value and readable(value)
     problems.append(f"{key} in its sidecar is not text and is dropped")
@@ -566,11 +551,13 @@ _ALL_PLAIN = re.compile(rf"(?>{_GENERATED_HEAD}\0)*+", re.ASCII).fullmatch
 PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 #: Matches a name with a priority in the usual form and a generated id, whatever follows.
 tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
-#: Matches a name that may have a marker or a counter that only dropq writes.
-may_be_marked = re.compile(RESERVED).search
 #: Whether a name may say that copies were made, or that its root owns the message.
 may_be_copied = re.compile("JMS_dropq_copied").search
 may_be_owned = re.compile("JMS_dropq_ownedB=true").search
+#: Whether a name may say until when its message is delayed, that its holders died, or that its lease ran out.
+may_be_delayed = re.compile("_notBeforeL=").search
+may_have_deaths = re.compile("_diedI=").search
+may_be_lapsed = re.compile("_lapsed").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
 _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASCII).fullmatch
@@ -628,7 +615,7 @@ def since_at_a_glance(filename: str) -> int | None:
     """Return since when a message counts as waiting, in ms; None if that needs the parsed name."""
     own_name = split_claim(filename)[1]
     match = _SENT(own_name)
-    if match and tells_since(own_name):
+    if match and "JMS_dropq_since" in own_name:
         match = _SINCE(own_name)
     return int(match[1]) if match else None
 
@@ -636,18 +623,13 @@ def since_at_a_glance(filename: str) -> int | None:
 def sent_together(filenames: Sequence[str]) -> list[int] | None:
     """Return what `since_at_a_glance` returns for each name; None if one of them has to be looked at by itself."""
     text = "\0".join(["", *filenames])
-    times = [] if "~" in text or tells_since(text) else _ALL_SENT(text)
+    times = [] if "~" in text or "JMS_dropq_since" in text else _ALL_SENT(text)
     return list(map(int, times)) if len(times) == len(filenames) else None
 
 
-def has_marks(filename: str) -> bool:
+def may_be_marked(filename: str) -> bool:
     """Return whether a name, or one of several in a text, may have a marker or a counter that only dropq writes."""
-    return "JMS_dropq_" in filename
-
-
-def tells_since(filename: str) -> bool:
-    """Return whether a name may say since when its message waits, besides when it was sent."""
-    return "JMS_dropq_since" in filename
+    return RESERVED in filename
 
 
 def due_at_a_glance(filename: str) -> int | None:
@@ -677,21 +659,6 @@ def sole_id(filename: str) -> str | None:
     """Return the generated id of a message that is no part of a bundle; None if its name does not tell at a glance."""
     own_name = split_claim(filename)[1] if "~" in filename else filename
     return own_name.split(".", 2)[1] if tells_time(own_name) and not may_be_part(own_name) else None
-
-
-def may_be_delayed(filename: str) -> bool:
-    """Return whether a name may say until when its message is delayed."""
-    return "_notBeforeL=" in filename
-
-
-def may_have_deaths(filename: str) -> bool:
-    """Return whether a name may say that holders died over its message, or lost it."""
-    return "_diedI=" in filename
-
-
-def may_be_lapsed(filename: str) -> bool:
-    """Return whether a name may have an expired-claim marker."""
-    return "_lapsed" in filename
 
 
 def has_no_expiration(filename: str) -> bool:

@@ -9,6 +9,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from dropq.format.escapes import to_bytes
+
 
 def escape(text: str) -> str:
     r"""Write what a terminal must not get as `\xNN`, byte by byte, and a backslash as two; `unescape` undoes it."""
@@ -38,11 +40,7 @@ def visible(text: str) -> str:
 def _visible(char: str) -> str:
     if char.isprintable():
         return char
-    try:
-        raw = char.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a pair, which stands for no byte
-        raw = char.encode("utf-8", "surrogatepass")
-    return "".join(f"\\x{byte:02x}" for byte in raw)
+    return "".join(f"\\x{byte:02x}" for byte in to_bytes(char))
 
 
 def reason_text(reason: object) -> str:

@@ -44,7 +44,7 @@ class StagedFolder(NamedTuple):
     """What the name of a staged folder says.
 
     Attributes:
-        claim: the end of the owner of the claim: the random part of the subscription, and the claim's sequence.
+        claim: the id of the claim, as of `claims.claim_id`.
         attempt: six random hex digits.
         end: the state that the message itself ends in; `unlink` removes it, and `sent` is processed.
         own_name: the message's file name.
@@ -73,14 +73,8 @@ def reassembled_from(folder: str) -> str | None:
     return None if found is None else found[1]
 
 
-def claim_of(owner: str) -> str:
-    """Return the end of a claim's owner, which names the claim in staged folders."""
-    rest, _, sequence = owner.rpartition("-")
-    return f"{rest.rpartition('-')[2]}-{sequence}"
-
-
 def part_name(token: str, own_name: str) -> str:
-    """Return the name of a part: the token of its destination, and the file name that it gets there."""
+    """Return the name of a part: the token of its destination, 16 hex digits, and the file name that it gets there."""
     return f"{token}~{own_name}"
 
 

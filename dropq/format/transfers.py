@@ -3,7 +3,7 @@
 ROW/                a row of lists of messages from this queue to one other; ROW is 16 random hex digits
 ROW/to.json         which queue that is, and which queue and host wrote it
 ROW/N.json          a list; the newest alone counts
-ROW/target/         the messages, each as `TOKEN~NAME`, which no file ever had before
+ROW/target/         the messages, each under the name of a part, `TOKEN~NAME`, which no file ever had before
 ROW/refused.json    why the last try gave or carried nothing
 ROW.ended/          a row that somebody ended by hand: what the ledger there says of it is no news
 """
@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from dropq.format.escapes import is_coded
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX
+from dropq.format.staged import part_of
 
 #: The file of a row that says where its messages go.
 DESTINATION = "to.json"
@@ -36,7 +37,6 @@ _JOB = re.compile(
     r"(?:-[0-9a-f]+)?",
     re.ASCII,
 )
-_GIVEN = re.compile(r"[0-9a-f]{16}~([^/]+)", re.ASCII | re.DOTALL)
 
 
 def is_row(name: str) -> bool:
@@ -69,13 +69,8 @@ def _row_and_number(found: re.Match[str] | None) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
-def given_name(token: str, own_name: str) -> str:
-    """Return the name of a message that is given; `token` is 16 random hex digits."""
-    return f"{token}~{own_name}"
-
-
 @lru_cache(_KNOWN)
 def own_name_of(given: str) -> str | None:
     """Return the message's own file name by the name that it was given under; None for any other name."""
-    found = _GIVEN.fullmatch(given)
-    return found[1] if found is not None and is_coded(found[1]) else None
+    part = part_of(given)
+    return part[1] if part is not None and is_coded(part[1]) else None

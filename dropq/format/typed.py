@@ -33,15 +33,10 @@ class Typed:
         kind, value = self.type, self.value
         if kind == "S" and isinstance(value, str):
             check_text("a property value", value)
-        elif kind == "B":
-            _require(isinstance(value, bool), self)
-        elif kind in _INT_BITS and isinstance(value, int) and not isinstance(value, bool):
-            limit = 1 << _INT_BITS[kind]
-            _require(-limit <= value < limit, self)
         elif kind in ("F", "D") and isinstance(value, (int, float)) and not isinstance(value, bool):
             object.__setattr__(self, "value", _float(self, value))
-        else:
-            _require(False, self)
+        elif not _holds(kind, value):
+            raise _misfit(kind, value)
 
     def __eq__(self, other: object) -> bool:
         # As tuples, to which NaN is equal to itself: what dataclass makes compares the values, from Python 3.13 on.
@@ -94,9 +89,11 @@ class Typed:
         return value if isinstance(value, str) else repr(value)
 
 
-def _require(good: bool, typed: Typed) -> None:
-    if not good:
-        raise _misfit(typed.type, typed.value)
+def _holds(kind: str, value: object) -> bool:
+    if isinstance(value, bool) or kind not in _INT_BITS:
+        return isinstance(value, bool) and kind == "B"
+    limit = 1 << _INT_BITS[kind]
+    return isinstance(value, int) and -limit <= value < limit
 
 
 def _misfit(kind: str, value: object) -> ValueError:

@@ -20,7 +20,7 @@ from dropq.format.credits import Via, may_have_via
 from dropq.format.layout import DEAD_LETTER, SETTLED, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.format.transfers import given_name
+from dropq.format.staged import part_name
 from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import FAILED
@@ -446,7 +446,7 @@ class Moves:
             if not name.generated and not name.since:
                 name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
             name = self._sidecars.fit(naming.unique(name))
-        given = f"{folder}/{given_name(os.urandom(8).hex(), name)}"
+        given = f"{folder}/{part_name(os.urandom(8).hex(), name)}"
         # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
         self._storage.rename(path, given)
         return given

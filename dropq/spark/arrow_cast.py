@@ -7,8 +7,8 @@ key in a map. Otherwise the body is refused. decoders.py knows the formats.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as compute  # type: ignore[import-untyped]
@@ -16,6 +16,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
 from dropq.spark.columns import missing_message_column
+
+T = TypeVar("T")
 
 #: The most rows of a batch.
 ROWS = 4096
@@ -28,6 +30,20 @@ class BadBody(ValueError):
 def shortened(text: str) -> str:
     """Return a text for an error, cut off after 60 characters."""
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:
+    """Yield items together as soon as their sizes add up to the most, and then the rest."""
+    chosen: list[T] = []
+    total = 0.0
+    for item in items:
+        chosen.append(item)
+        total += size(item)
+        if total >= most:
+            yield chosen
+            chosen, total = [], 0.0
+    if chosen:
+        yield chosen
 
 
 def _either(*known: Callable[[Any], bool]) -> Callable[[Any], bool]:

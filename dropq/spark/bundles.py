@@ -22,7 +22,7 @@ _NOTHING = pa.scalar(b"", pa.large_binary())
 
 
 class RowError(ValueError):
-    """Raised when a row cannot be a message or a record; `row` is its number in the batch, from 0."""
+    """Raised when a row cannot be a message or a record, or be read; `row` is its number in the batch, from 0."""
 
     def __init__(self, row: int, reason: object) -> None:
         super().__init__(str(reason))

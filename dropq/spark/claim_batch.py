@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,18 +80,25 @@ def claim(
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:
         most = n if subscription.max_backlog is None else min(n, subscription.max_backlog)
         messages = subscription.receive_many(most, timeout)
-        with _renewed(messages, subscription.lease):
+        with ExitStack() as ends:
+            if subscription.lease:
+                renewer = LeaseRenewer(subscription.lease, partial(renew_held, messages, subscription.lease))
+                ends.callback(renewer.stop)
             claimed = f"{subscription.id}:{len(messages)}"
             reader = spark.read.format("dropq").options(**_options(queue, claimed, options))
-            with _noted(queue, claimed) if rejects else nullcontext() as notes:
-                try:
-                    with opened(spark, claim_id(queue.context, messages)):
-                        yield (reader if schema is None else reader.schema(schema)).load()
-                except BaseException:
-                    _release(messages)
-                    raise
+            notes = bad_body_notes(queue.context, claimed)
+            if rejects:
+                notes.begin()
+                ends.callback(_forget, queue, notes)
+            try:
+                with opened(spark, claim_id(queue.context, messages)):
+                    yield (reader if schema is None else reader.schema(schema)).load()
+            except BaseException:
+                _release(messages)
+                raise
+            if rejects:
                 _reject(queue, messages, notes)
-                ack_all(message for message in messages if message.held)
+            ack_all(message for message in messages if message.held)
         unsettled = [message for message in messages if message.state == "processing"]
         settled = _settled_owners(queue, unsettled)
         lost = [message for message in unsettled if message.owner not in settled]
@@ -119,21 +126,13 @@ def find_queue(queue: Queue | str, root: str | os.PathLike[str] | None, verb: st
     return Root(path).queue(queue)
 
 
-@contextmanager
-def _noted(queue: Queue, claimed: str) -> Iterator[BadBodyNotes]:
-    """Let tasks say which messages are to be rejected; forget it when the messages are settled or returned."""
-    notes = bad_body_notes(queue.context, claimed)
-    notes.begin()
-    try:
-        yield notes
-    finally:
-        notes.drop()
-        queue.context.storage.remove_folder(os.path.dirname(notes.folder))
+def _forget(queue: Queue, notes: BadBodyNotes) -> None:
+    notes.drop()
+    queue.context.storage.remove_folder(os.path.dirname(notes.folder))
 
 
-def _reject(queue: Queue, messages: list[Message], notes: BadBodyNotes | None) -> None:
-    reasons = notes.reasons() if notes else {}
-    if rejected := reject_bad({batch_key(message.file): message for message in messages}, reasons):
+def _reject(queue: Queue, messages: list[Message], notes: BadBodyNotes) -> None:
+    if rejected := reject_bad({batch_key(message.file): message for message in messages}, notes.reasons()):
         warning = "%d of %d messages of queue %s were rejected for their bodies, such as %s: see error/"
         log.warning(warning, len(rejected), len(messages), queue.name, rejected[0].id)
 
@@ -159,16 +158,3 @@ def _options(queue: Queue, claimed: str, options: dict[str, Any]) -> dict[str, s
     read_options = {key: str(value) for key, value in options.items()} | address
     ReadOptions.parse(read_options)
     return read_options
-
-
-@contextmanager
-def _renewed(messages: list[Message], lease: float | None) -> Iterator[None]:
-    """Renew the leases of messages, if they have leases, until the block ends."""
-    if not lease:
-        yield
-        return
-    renewer = LeaseRenewer(lease, partial(renew_held, messages, lease))
-    try:
-        yield
-    finally:
-        renewer.stop()

@@ -20,6 +20,7 @@ from dropq.format import names
 from dropq.format.escapes import LARGEST
 from dropq.format.layout import WITH_REASON
 from dropq.lifecycle.context import QueueContext
+from dropq.spark.bundles import RowError
 from dropq.storage.clock import LAST_MS
 
 #: The columns of a message, in the order that a read without a schema has them.
@@ -50,19 +51,14 @@ MESSAGE_FIELDS: dict[str, t.DataType] = {
 }
 
 
-class NotText(ValueError):
+class NotText(RowError):
     """Raised when the body in a row of a batch is wanted as a string and is not UTF-8; the text says why."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(problem)
-        self.row = row
 
 
 def check_columns(schema: t.StructType) -> None:
     """Refuse a schema that messages do not have."""
-    named = schema.fieldNames()
-    problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
-    problems += [f"column {name} is there twice" for name in sorted({name for name in named if named.count(name) > 1})]
+    problems = [] if schema.names else [f"it names no column of {', '.join(COLUMNS)}"]
+    problems += repeated(schema)
     for field in schema.fields:
         if field.name == MESSAGE:
             problems.append(f"column {MESSAGE} needs bodyFormat; without it, name the columns {', '.join(COLUMNS)}")
@@ -70,6 +66,12 @@ def check_columns(schema: t.StructType) -> None:
             problems += _field_problems(field, f"column {field.name}", COLUMNS)
     if problems:
         raise ConfigError(f"messages cannot be read with this schema: {'; '.join(problems)}")
+
+
+def repeated(schema: t.StructType, called: str = "column ") -> Iterator[str]:
+    """Yield a problem for each name that several columns have."""
+    counts = Counter(schema.names)
+    return (f"{called}{name} is there twice" for name in sorted(counts) if counts[name] > 1)
 
 
 def message_problems(schema: t.StructType) -> Iterator[str]:
@@ -82,8 +84,7 @@ def message_problems(schema: t.StructType) -> Iterator[str]:
         elif not isinstance(field.dataType, t.StructType) or not field.dataType.fields:
             yield f"column {MESSAGE} is a struct with any of {', '.join(MESSAGE_FIELDS)}"
         else:
-            named = Counter(field.dataType.fieldNames())
-            yield from (f"field {MESSAGE}.{name} is there twice" for name in sorted(named) if named[name] > 1)
+            yield from repeated(field.dataType, f"field {MESSAGE}.")
             for inner in field.dataType.fields:
                 yield from _field_problems(inner, f"field {MESSAGE}.{inner.name}", MESSAGE_FIELDS)
     if schema.fieldNames().count(MESSAGE) > 1:
@@ -245,13 +246,11 @@ class MessageColumn:
         if self._at < 0:
             yield from batches
             return
-        kind = self._schema.field(self._at).type
-        message = pa.scalar({**self._message(state, folder, file), "state": state, "length": length}, kind)
+        column = self._schema.field(self._at)
+        message = pa.scalar({**self._message(state, folder, file), "state": state, "length": length}, column.type)
         for batch in batches:
             if batch.num_rows:  # Arrow repeats nothing no times
-                columns = batch.columns
-                columns.insert(self._at, pa.repeat(message, batch.num_rows))
-                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+                yield batch.add_column(self._at, column, pa.repeat(message, batch.num_rows))
 
     def _message(self, state: str, folder: str, file: str) -> dict[str, Any]:
         row = name_columns(self._context, state, file, self._arrivals.get(file, 0))

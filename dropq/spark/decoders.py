@@ -66,7 +66,7 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
         decode = _object(list(schema), "the row", "column ")
-        layout = Layout(schema, lambda line: _row(line, decode) if line.strip() else None)
+        layout = Layout(schema, lambda line: decode(_parse(line)) if line.strip() else None)
         for first, data in _blocks(file):
             batch = layout.read(data) if len(data) <= LONGEST else None
             if batch is not None:
@@ -209,14 +209,10 @@ def _utf8(line: bytes, number: int) -> str:
         raise BadBody(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def _row(line: str, decode: Decoder) -> Any:
-    return decode(_loads(line.strip(" \t\r")))
-
-
 def _row_at(number: int, line: bytes, decode: Decoder) -> Any:
     text = _utf8(line, number)
     try:
-        return _row(text, decode)
+        return decode(_parse(text))
     except BadBody as error:
         raise BadBody(f"line {number}: {error}") from error
     except json.JSONDecodeError as error:
@@ -237,7 +233,7 @@ class _Number(str):
     __slots__ = ()
 
 
-def _any_integer(digits: str) -> int | _Number:
+def _integer_of(digits: str) -> int | _Number:
     """Read an integer; keep its text if it has too many digits for Python, as the column may not be wanted."""
     try:
         return int(digits)
@@ -255,11 +251,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # json.loads would make a decoder for each line. A call for each integer takes time, and most lines do not need it.
 _decoder_of_most = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique)
-_decoder_of_any = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique, parse_int=_any_integer)
+_decoder_of_any = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique, parse_int=_integer_of)
 
 
-def _loads(text: str) -> Any:
-    """Parse JSON without blanks around it."""
+def _parse(line: str) -> Any:
+    text = line.strip(" \t\r")
     try:
         value, end = _decoder_of_most.raw_decode(text)
     except (BadBody, json.JSONDecodeError):
@@ -319,7 +315,6 @@ def _or_null(field: pa.Field, where: str) -> Decoder:
 
 
 def _decoder(kind: pa.DataType, where: str) -> Decoder:
-    """Return the function that converts a value of a type, other than null."""
     if types.is_struct(kind):
         return _object(list(kind), where, f"{where}.")
     if types.is_map(kind):
@@ -426,20 +421,16 @@ def _is_number(kind: pa.DataType) -> bool:
 # Only at the start of a field does a quote open a quoted text, and behind the quote that ends it the field ends. In the
 # text, a quote is written twice, or behind a backslash. Csv with another separator or quote is split with these in the
 # places of the comma and the double quote, and goes to Arrow as it was.
-_DOUBLED = rb'"[^"]*+(?>""[^"]*+)*+"(?![^,\r\n])'
-_BACKSLASHED = rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"(?![^,\r\n])'
+_DOUBLED, _BACKSLASHED = rb'"[^"]*+(?>""[^"]*+)*+"', rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"'
+_BEGINS, _ENDS, _GOES_ON = rb"(?<![^,\r\n])", rb"(?![^,\r\n])", rb"[^,\r\n]"
 _ROW = rb'(?>%b|[^",\r\n][^,\r\n]*+|,)*+'
-_FIRST_ROW, _ROWS = re.compile(_ROW % _DOUBLED), re.compile(rb"(?>%b[\r\n])*+" % (_ROW % rb'"[^"]*+"'))
-_BACKSLASHED_ROWS = re.compile(rb"(?>%b[\r\n])*+" % (_ROW % _BACKSLASHED))
+_ROWS = rb"(?>" + _ROW + rb"[\r\n])*+"
+_FIRST_ROW = re.compile(_ROW % (_DOUBLED + _ENDS))
 # Everything before a quote that is not closed; going from quote to quote is faster than from field to field.
-_UNTIL_OPEN = rb'[^"]*+(?>(?:(?<![^,\r\n])%b|(?<=[^,\r\n])")[^"]*+)*+'
-_CLOSED, _BACKSLASHED_CLOSED = re.compile(_UNTIL_OPEN % _DOUBLED), re.compile(_UNTIL_OPEN % _BACKSLASHED)
-# A quoted text, and the byte behind it, which ends no field.
-_BEHIND = re.compile(rb'"[^"]*+(?>""[^"]*+)*+"[^,\r\n]')
-_BACKSLASHED_BEHIND = re.compile(rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"[^,\r\n]')
+_UNTIL_OPEN = rb'[^"]*+(?>(?:' + _BEGINS + rb'%b|(?<=[^,\r\n])")[^"]*+)*+'
 # Everything before a quote in a field that does not begin with one.
-_ALL_QUOTED = re.compile(rb'[^"]*+(?>(?<![^,\r\n])%b[^"]*+)*+' % _DOUBLED)
-_QUOTED_FIELD = re.compile(rb"(?<![^,\r\n])%b" % _BACKSLASHED)
+_ALL_QUOTED = re.compile(rb'[^"]*+(?>%b%b%b[^"]*+)*+' % (_BEGINS, _DOUBLED, _ENDS))
+_QUOTED_FIELD = re.compile(_BEGINS + _BACKSLASHED + _ENDS)
 _ESCAPED = re.compile(rb'\\(["\\])')
 
 
@@ -461,12 +452,15 @@ class _Dialect(NamedTuple):
 
 _DIALECTS = {
     ESCAPES[0]: _Dialect(
-        _ROWS, _CLOSED, _BEHIND, "inside quotes a quote is written twice; or by a backslash, with the option escape=\\"
+        re.compile(_ROWS % (_DOUBLED + _ENDS)),
+        re.compile(_UNTIL_OPEN % (_DOUBLED + _ENDS)),
+        re.compile(_DOUBLED + _GOES_ON),
+        "inside quotes a quote is written twice; or by a backslash, with the option escape=\\",
     ),
     ESCAPES[1]: _Dialect(
-        _BACKSLASHED_ROWS,
-        _BACKSLASHED_CLOSED,
-        _BACKSLASHED_BEHIND,
+        re.compile(_ROWS % (_BACKSLASHED + _ENDS)),
+        re.compile(_UNTIL_OPEN % (_BACKSLASHED + _ENDS)),
+        re.compile(_BACKSLASHED + _GOES_ON),
         "with escape=\\ a quote inside quotes has a backslash before it; without this option it is written twice",
     ),
 }
@@ -524,7 +518,7 @@ def _refuse_backslashes(block: bytes, start: int, *, seen: bool) -> bool:
         return False
     if (first := 0 if seen else block.find(b'\\"')) < 0:
         return False
-    row = 0 if seen else _end(_ROWS, block[:first])
+    row = 0 if seen else _end(_DIALECTS[ESCAPES[0]].rows, block[:first])
     found = _ALL_QUOTED.match(block, row)
     if found is not None and found.end() < len(block):
         raise BadBody(
@@ -554,7 +548,6 @@ def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tupl
 
 
 def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:
-    """Return the end of the last complete row."""
     data = data.removesuffix(b"\r")  # its LF may follow
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if (closed := _end(dialect.closed, data[:end])) == end:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import IO, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,7 +17,7 @@ import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dropq.spark import json_columns
-from dropq.spark.arrow_cast import with_leaves
+from dropq.spark.arrow_cast import gathered, with_leaves
 from dropq.spark.bundles import write_values
 from dropq.spark.json_columns import TEXT
 
@@ -58,13 +59,7 @@ def write_arrow(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
 def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write a Parquet file, in row groups of ROW_GROUP bytes rather than one for each of Spark's batches."""
     with pq.ParquetWriter(file, schema) as body:
-        group: list[pa.RecordBatch] = []
-        for batch in batches:
-            group.append(batch)
-            if sum(part.nbytes for part in group) >= ROW_GROUP:
-                body.write_table(pa.Table.from_batches(group, schema))
-                group = []
-        if group:
+        for group in gathered(batches, attrgetter("nbytes"), ROW_GROUP):
             body.write_table(pa.Table.from_batches(group, schema))
 
 

@@ -62,11 +62,11 @@ def infer(
     csv = parsed.csv
     reader = spark.read.options(header=True, inferSchema=True, sep=csv.sep, quote=csv.quote, escape=csv.escape)
     inferred = reader.option("nullValue", csv.null).csv(lines).schema
-    is_time = (t.TimestampType, t.TimestampNTZType)
-    kinds = [
-        (field.name, t.StringType() if isinstance(field.dataType, is_time) else field.dataType) for field in inferred
-    ]
-    return t.StructType([t.StructField(name, kind) for name, kind in kinds])
+    schema = t.StructType()
+    for field in inferred:
+        is_time = isinstance(field.dataType, (t.TimestampType, t.TimestampNTZType))
+        schema.add(field.name, t.StringType() if is_time else field.dataType)
+    return schema
 
 
 def _lines(message: Message) -> list[str]:

@@ -25,7 +25,7 @@ from dropq.format.layout import STATES
 from dropq.format.names import check_property, check_property_name
 from dropq.format.typed import Typed, read_property
 from dropq.hints import nearest
-from dropq.spark.columns import COLUMNS, MESSAGE
+from dropq.spark.columns import COLUMNS, MESSAGE, repeated
 
 T = TypeVar("T")
 
@@ -196,17 +196,12 @@ class WriteOptions(Options):
         """Whether the tasks have to fill in the job id."""
         return self.is_per_batch or self.is_per_claim
 
-    def job_of(self, query: str) -> str:
-        """Return the job id of the batches of a query, without the number of the batch."""
-        return (self.job_id or "").replace(QUERY, query)
-
     def check_columns(self, schema: t.StructType) -> None:
         """Refuse columns that these options cannot write."""
-        names = schema.fieldNames()
-        problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        problems = [*repeated(schema)]
         if self.message_per == "row":
             problems += _row_problems(schema, is_shared=self.max_records is not None)
-        elif not names:
+        elif not schema.names:
             problems.append("there is none, so that a body would be empty")
         else:
             problems += [*body_problems(schema, self.body_format), *self._key_problems(schema)]

@@ -96,7 +96,7 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
     A file that is gone when its identity is asked for has moved since its listing, and is seen in a later one. A file
     that has gone since stays in the plan, unless its message was seen elsewhere.
     """
-    if len(states) == 1 and _are_plain(found := listing(states[0])):
+    if len(states) == 1 and not (found := listing(states[0])).arrivals and names.all_plain(found.names):
         return {states[0]: Planned([*dict.fromkeys(found.names)])}
     begun = context.clock.now_ms()
     plans = {state: Planned([]) for state in states}
@@ -114,7 +114,8 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
                     several.setdefault(identity, [first[identity]]).append((state, file))
                 else:
                     first[identity] = state, file
-                    is_whole = is_whole and not _is_of_before(identity, begun)
+                    may_be_old = isinstance(identity, tuple) or int(identity[:13]) < begun
+                    is_whole = is_whole and not may_be_old
             plans[state] = plans[state].and_then(new)
         if number and is_whole:
             break
@@ -145,17 +146,6 @@ def _planned(context: QueueContext, state: str, found: ListedFiles, besides: Pla
         found.arrivals,
         {file: identity for file, identity in identities.items() if isinstance(identity, tuple)},
     )
-
-
-def _is_of_before(identity: Identity, time: int) -> bool:
-    """Return whether a message may have been sent before a time, in ms since 1970."""
-    return isinstance(identity, tuple) or int(identity[:13]) < time
-
-
-def _are_plain(found: ListedFiles) -> bool:
-    """Return whether names have only a priority, a generated id and a class; only other ids have an arrival."""
-    joined = "".join(found.names)
-    return not found.arrivals and "~" not in joined and joined.count(".") == 2 * len(found.names)
 
 
 def _left(

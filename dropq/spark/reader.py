@@ -28,6 +28,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import claims_in, claims_of
 from dropq.queue import browsing
 from dropq.queue.bad_bodies import BadBodyNotes
+from dropq.spark.arrow_cast import gathered
 from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, parser
@@ -90,24 +91,11 @@ def _bytes_of(path: str) -> int:
         return 0
 
 
-def _cut(files: Sequence[str], share: Share) -> Iterator[list[str]]:
-    chosen: list[str] = []
-    size = 0
-    for file in files:
-        chosen.append(file)
-        size += share.sizes.get(file, 1)
-        if size >= share.most:
-            yield chosen
-            chosen, size = [], 0
-    if chosen:
-        yield chosen
-
-
 def parts(
     state: str, files: Planned, share: Share, mark: str, *, is_claimed: bool = False, notes: str = ""
 ) -> Iterator[Part]:
     """Yield the planned files of a state in parts for tasks."""
-    for chosen in _cut(files.names, share):
+    for chosen in gathered(files.names, lambda file: share.sizes.get(file, 1), share.most):
         arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
         identities = {name: files.identities[name] for name in chosen if name in files.identities}
         yield Part(state, chosen, arrivals, identities, mark, is_claimed, notes)
@@ -284,16 +272,7 @@ def _size(path: str, identity: Identity | None) -> int:
 
 
 def _join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches that are smaller than a batch for Spark may be."""
-    small: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        small.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield from pa.Table.from_batches(small).combine_chunks().to_batches()
-            small, rows, size = [], 0, 0
-    if small:
+    for small in gathered(batches, lambda batch: max(batch.num_rows / BATCH_ROWS, batch.nbytes / BATCH_BYTES), 1):
         yield from pa.Table.from_batches(small).combine_chunks().to_batches()
 
 

@@ -125,7 +125,6 @@ def require_pyspark() -> None:
 
 
 def _set_environment(local: bool) -> None:
-    """Set the variables by which Spark, when its Java starts, finds its programs and its address."""
     os.environ["JAVA_HOME"] = find_java().home
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if local:

@@ -30,7 +30,7 @@ from dropq.spark.arrow_cast import is_bytes
 from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.open_claims import SETTING, OpenClaims
-from dropq.spark.options import BATCH, CLAIM, WriteOptions
+from dropq.spark.options import BATCH, CLAIM, QUERY, WriteOptions
 from dropq.spark.planned import mark_of, open_planned
 from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, StagedAttempt
@@ -60,29 +60,26 @@ class StagedFiles(WriterCommitMessage):
     claims: str = ""
 
 
+@dataclass(eq=False)
 class QueueWriter(DataSourceArrowWriter):
     """Sends the rows, or the partitions, of a job into a queue, whose mark the driver sees.
 
     What is in braces in the job's id the tasks fill in, and tell the commit.
     """
 
-    def __init__(self, options: WriteOptions, job_id: str, mark: str = "") -> None:
-        self.options = options
-        self.job_id = job_id
-        self.mark = mark
+    options: WriteOptions
+    job_id: str
+    mark: str = ""
 
     @classmethod
     def begin(cls, options: WriteOptions) -> QueueWriter:
         """Begin a job, in the driver; ValueError if the job id cannot name a job."""
         queue = options.open()
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}", mark_of(queue.context))
-        if options.is_per_batch:
-            Job(queue._destination, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
+        longest = writer.job_id.replace(QUERY, LONGEST_QUERY).replace(BATCH, LONGEST_BATCH)
+        job = Job(queue._destination, longest.replace(CLAIM, LONGEST_CLAIM))  # raises if too long
+        if options.is_for_tasks:
             return writer
-        if options.is_per_claim:
-            Job(queue._destination, writer.job_id.replace(CLAIM, LONGEST_CLAIM))  # raises if too long
-            return writer
-        job = Job(queue._destination, writer.job_id)
         if job.sent:
             _warn_of_sent(job, queue)
         else:
@@ -96,8 +93,7 @@ class QueueWriter(DataSourceArrowWriter):
         if self.options.is_per_batch:
             commit_message.query, commit_message.batch = _job_of_batch(self.options)
         claims = _claims_of(self.options, commit_message)
-        batches = _with_rows(iterator)
-        if batches is not None:
+        if (batches := _with_rows(iterator)) is not None:
             queue = open_planned(self.options, self.mark)
             job = self._job(queue, commit_message)
             if claims is not None and job.sent:
@@ -135,6 +131,7 @@ class QueueWriter(DataSourceArrowWriter):
         return job
 
 
+@dataclass(eq=False)
 class QueueStreamWriter(DataSourceStreamArrowWriter):
     """Sends each epoch of a streaming query as a job of its own, so that a replayed epoch sends nothing.
 
@@ -142,9 +139,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     tasks' results.
     """
 
-    def __init__(self, options: WriteOptions, mark: str = "") -> None:
-        self.options = options
-        self.mark = mark
+    options: WriteOptions
+    mark: str = ""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
@@ -152,12 +148,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         query, epoch = _query_and_batch()
         if query is None or epoch is None:
             raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
-        batches = _with_rows(iterator)
-        if batches is None:
-            return StagedFiles(query=query)
-        queue = open_planned(self.options, self.mark)
-        job = Epoch(queue._destination, query, int(epoch))
-        return StagedFiles(stage(queue, job, self.options, batches, begins=True), query)
+        commit_message = StagedFiles(query=query)
+        if (batches := _with_rows(iterator)) is not None:
+            queue = open_planned(self.options, self.mark)
+            job = Epoch(queue._destination, query, int(epoch))
+            commit_message.staged = stage(queue, job, self.options, batches, begins=True)
+        return commit_message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
@@ -228,7 +224,7 @@ def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
             "and not under Spark Connect; nothing was sent. Give a name of your own that changes with the checkpoint, "
             'such as f"{checkpoint_name}-{batch}"'
         )
-    return options.job_of(query), int(batch)
+    return (options.job_id or "").replace(QUERY, query), int(batch)
 
 
 def _commit(
@@ -300,13 +296,14 @@ def stage(
         try:
             valid = map(_with_valid_texts, batches)
             first = next(valid)
+            staging = _Staging(queue, attempt, options, partition, first.schema)
             rows = chain([first], valid)
             if options.message_per != "row":
-                _stage_bodies(queue, attempt, first.schema, rows, options)
+                staging.stage_bodies(rows)
             elif options.max_records is not None:
-                _stage_records(queue, attempt, first.schema, rows, options, partition)
+                staging.stage_records(rows)
             else:
-                _stage_rows(queue, attempt, rows, options.headers, partition)
+                staging.stage_rows(rows)
             return attempt.finish()
         except BaseException:
             attempt.discard()
@@ -315,17 +312,99 @@ def stage(
         raise storage_error(error, f"partition {partition} of job {job.id} was not staged") from error
 
 
-def _stage_rows(
-    queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], headers: Mapping[str, Any], partition: int
-) -> None:
-    """Stage a message for each row; bodies are written straight from Arrow's memory."""
-    number = 0
-    for batch in batches:
-        value = batch.column("value")
-        with _named_rows(value, number, partition):
-            files = _files(queue, batch, headers)
-        attempt.write_all(files, bodies(value))
-        number += batch.num_rows
+@dataclass(frozen=True)
+class _Staging:
+    """What a task stages the rows of its partition with."""
+
+    queue: Queue
+    attempt: Attempt
+    options: WriteOptions
+    partition: int
+    schema: pa.Schema
+
+    def stage_rows(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Stage a message for each row; bodies are written straight from Arrow's memory."""
+        number = 0
+        for batch in batches:
+            value = batch.column("value")
+            with _named_rows(value, number, self.partition):
+                files = _files(self.queue, batch, self.options.headers)
+            self.attempt.write_all(files, bodies(value))
+            number += batch.num_rows
+
+    def stage_records(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Stage a bundle for every `max_records` rows whose columns say the same of it; its JMS type is the format."""
+        others = _others(self.schema)
+        is_binary = is_bytes(self.schema.field("value").type)
+        body_format = self.options.body_format or ("frames" if is_binary else "text")
+        longest = self.queue._destination.config.max_record_bytes
+
+        def write(first: Part, body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
+            def checked() -> Iterator[pa.Array]:
+                row = first.row
+                for batch in rows:
+                    value = batch.column("value")
+                    with _named_rows(value, row, self.partition):
+                        _refuse_null(value)
+                        check_records(value, body_format, longest)
+                    yield value
+                    row += batch.num_rows
+
+            write_records(body, body_format, checked())
+
+        def name(first: Part, count: int) -> str:
+            with _named_rows(first.batch.column("value"), first.row, self.partition):
+                try:
+                    headers = Headers(**_fields(self.options.headers, others, first.shared), type=body_format)
+                    return self.queue._address_of(b"", headers, records=count)[0]
+                except ValueError as error:
+                    raise RowError(0, error) from error
+
+        parts = cut(batches, lambda batch: [batch.column(name) for name in others], self.options.max_records)
+        for first, rest in _messages(parts):
+            self._body(rest, partial(write, first), partial(name, first))
+
+    def stage_bodies(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Stage a message for each key, or for all rows, of at most `max_records`; ValueError if a key comes again."""
+        keys, body_format, schema = self.options.key_columns, self.options.body_format, in_utc(self.schema)
+        seen: set[tuple[str | None, ...]] = set()
+        last = None
+
+        def write(body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
+            BODIES[body_format](body, schema, (batch.cast(schema) for batch in rows))
+
+        def name(first: Part, count: int) -> str:
+            fields = _fields(self.options.headers, ("properties",), ([*zip(keys, first.shared, strict=True)],))
+            headers = Headers(**{"type": body_format, **fields}, message_class="B")
+            return self.queue._address_of(b"", headers, records=count)[0]
+
+        def texts(batch: pa.RecordBatch) -> list[pa.Array]:
+            return [batch.column(key).cast(pa.string()) for key in keys]
+
+        for first, parts in _messages(cut(batches, texts, self.options.max_records)):
+            if first.shared != last and first.shared in seen:
+                raise _not_grouped(keys, first.shared, "again in a task, behind other keys")
+            seen.add(first.shared)
+            last = first.shared
+            self._body(parts, write, partial(name, first))
+
+    def _body(
+        self,
+        parts: Iterable[Part],
+        write: Callable[[IO[bytes], Iterator[pa.RecordBatch]], None],
+        name: Callable[[int], str],
+    ) -> None:
+        """Stage a message of many rows; `name` returns its file name, from their number."""
+        count = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal count
+            for part in parts:
+                count += part.batch.num_rows
+                yield part.batch
+
+        with self.attempt.open(lambda: name(count)) as body:
+            write(body, counted())
 
 
 @contextmanager
@@ -340,7 +419,6 @@ def _named_rows(value: pa.Array, first: int, partition: int) -> Iterator[None]:
 
 
 def _files(queue: Queue, batch: pa.RecordBatch, headers: Mapping[str, Any]) -> list[str]:
-    """Return the file names of rows."""
     value = batch.column("value")
     _refuse_null(value)
     message_class = "B" if is_bytes(value.type) else "T"
@@ -417,91 +495,6 @@ def _messages(parts: Iterable[Part]) -> Iterator[tuple[Part, Iterator[Part]]]:
     for _, group in groupby(parts, key=attrgetter("message")):
         first = next(group)
         yield first, chain([first], group)  # noqa: B031 - the first one, and those behind it
-
-
-def _stage_body(
-    attempt: Attempt,
-    parts: Iterable[Part],
-    write: Callable[[IO[bytes], Iterator[pa.RecordBatch]], None],
-    name: Callable[[int], str],
-) -> None:
-    """Stage a message of many rows; `name` returns its file name, from their number."""
-    count = 0
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal count
-        for part in parts:
-            count += part.batch.num_rows
-            yield part.batch
-
-    with attempt.open(lambda: name(count)) as body:
-        write(body, counted())
-
-
-def _stage_records(
-    queue: Queue,
-    attempt: Attempt,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-    options: WriteOptions,
-    partition: int,
-) -> None:
-    """Stage a bundle for every `max_records` rows whose columns say the same of it; its JMS type is the format."""
-    others = _others(schema)
-    body_format = options.body_format or ("frames" if is_bytes(schema.field("value").type) else "text")
-    longest = queue._destination.config.max_record_bytes
-
-    def write(first: Part, body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
-        def checked() -> Iterator[pa.Array]:
-            row = first.row
-            for batch in rows:
-                value = batch.column("value")
-                with _named_rows(value, row, partition):
-                    _refuse_null(value)
-                    check_records(value, body_format, longest)
-                yield value
-                row += batch.num_rows
-
-        write_records(body, body_format, checked())
-
-    def name(first: Part, count: int) -> str:
-        with _named_rows(first.batch.column("value"), first.row, partition):
-            try:
-                headers = Headers(**_fields(options.headers, others, first.shared), type=body_format)
-                return queue._address_of(b"", headers, records=count)[0]
-            except ValueError as error:
-                raise RowError(0, error) from error
-
-    parts = cut(batches, lambda batch: [batch.column(name) for name in others], options.max_records)
-    for first, rest in _messages(parts):
-        _stage_body(attempt, rest, partial(write, first), partial(name, first))
-
-
-def _stage_bodies(
-    queue: Queue, attempt: Attempt, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> None:
-    """Stage a message for each key, or for all rows, of at most `max_records`; ValueError if a key comes again."""
-    keys, body_format, schema = options.key_columns, options.body_format, in_utc(schema)
-    seen: set[tuple[str | None, ...]] = set()
-    last = None
-
-    def write(body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
-        BODIES[body_format](body, schema, (batch.cast(schema) for batch in rows))
-
-    def name(first: Part, count: int) -> str:
-        fields = _fields(options.headers, ("properties",), ([*zip(keys, first.shared, strict=True)],))
-        headers = Headers(**{"type": body_format, **fields}, message_class="B")
-        return queue._address_of(b"", headers, records=count)[0]
-
-    def texts(batch: pa.RecordBatch) -> list[pa.Array]:
-        return [batch.column(key).cast(pa.string()) for key in keys]
-
-    for first, parts in _messages(cut(batches, texts, options.max_records)):
-        if first.shared != last and first.shared in seen:
-            raise _not_grouped(keys, first.shared, "again in a task, behind other keys")
-        seen.add(first.shared)
-        last = first.shared
-        _stage_body(attempt, parts, write, partial(name, first))
 
 
 def _with_valid_texts(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -28,14 +28,13 @@ from typing import NamedTuple
 
 from dropq.errors import ConfigError, DropqError, LeaseLost, Unavailable
 from dropq.format import names
-from dropq.format.claims import Claim, Location
+from dropq.format.claims import Claim, Location, claim_id
 from dropq.format.layout import GONE_PREFIX, STATES, WITH_REASON, QueueLayout
 from dropq.format.staged import (
     PART_STATES,
     WHOLE,
     OwnPart,
     StagedFolder,
-    claim_of,
     folder_name,
     is_part,
     is_reason,
@@ -316,7 +315,7 @@ def _committed_under(context: QueueContext, claim: Claim) -> str | None:
     """Return the folder that a claim was committed in; None if it was not, or all its parts have arrived."""
     for entry in reading.entries(context.layout.staged):
         staged = StagedFolder.of(entry.name)
-        if staged is not None and staged.claim == claim_of(claim.owner) and is_committed(entry.path):
+        if staged is not None and staged.claim == claim_id(claim.owner) and is_committed(entry.path):
             return entry.path
     return None
 
@@ -405,7 +404,7 @@ def _commit_parts(
 def _new_folder(context: QueueContext, claim: Claim, end: str, own_name: str) -> str:
     """Make a staged folder; return its path."""
     attempt = f"{random.getrandbits(24):06x}"
-    folder = f"{context.layout.staged}/{folder_name(claim_of(claim.owner), attempt, end, own_name)}"
+    folder = f"{context.layout.staged}/{folder_name(claim_id(claim.owner), attempt, end, own_name)}"
     context.storage.make_folder(folder, passing=True)
     return folder
 
@@ -570,7 +569,7 @@ def _unlink_old_claim(context: QueueContext, whole: str, claim: str) -> None:
     """
     if reading.has_another_name(whole):
         for found in claims_in(context):
-            if claim_of(found.owner) == claim and reading.inode(found.path) == reading.inode(whole):
+            if claim_id(found.owner) == claim and reading.inode(found.path) == reading.inode(whole):
                 context.storage.unlink(found.path)
                 context.storage.sync(context.layout.processing)
 
@@ -842,7 +841,7 @@ def sweep(context: QueueContext) -> Rolled:
     if not folders:
         return rolled
     # RACE: after staged/: a claim goes from processing/ to staged/, so what is in neither listing was never committed.
-    claims = {claim_of(claim.owner) for claim in claims_in(context)}
+    claims = {claim_id(claim.owner) for claim in claims_in(context)}
     for entry in folders:
         staged = StagedFolder.of(entry.name)
         if staged is None:
@@ -899,7 +898,7 @@ def _has_claim(context: QueueContext, folder: str) -> bool:
     RACE: a listing may pass over a claim that is renamed meanwhile, as its lease is renewed: so this one is asked for.
     """
     staged = StagedFolder.of(os.path.basename(folder))
-    return staged is not None and any(claim_of(claim.owner) == staged.claim for claim in claims_in(context))
+    return staged is not None and any(claim_id(claim.owner) == staged.claim for claim in claims_in(context))
 
 
 def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:
