@@ -62,7 +62,7 @@ class Claim:
         own_name: the message's file name without the prefix.
         arrival: when the message's file came to target/, in ms, if its name has no time; else 0.
         taken: when this process made it, in seconds on the monotonic clock; 0 if it did not.
-        told: whether the log has its end already, although the ack of its message may be tried again.
+        logged: whether the log has its end already, although the ack of its message may be tried again.
         died: whether it ends as its holder died, or lost its lease.
         body: the version of its body before anybody was given it, where its id is not a generated one; None if that is
             not known, or nobody is to compare it.
@@ -72,9 +72,9 @@ class Claim:
     """
 
     __slots__ = (
-        *("arrival", "body", "deadline", "died", "exact", "filename", "number", "ours", "own_name", "owner", "path"),
+        *("arrival", "body", "deadline", "died", "exact", "filename", "logged", "number", "ours", "own_name", "owner"),
+        "path",
         "taken",
-        "told",
     )
 
     def __init__(
@@ -95,7 +95,7 @@ class Claim:
         self.own_name = own_name
         self.arrival = arrival
         self.taken = 0.0
-        self.died = self.told = False
+        self.died = self.logged = False
         self.body: BodyVersion | None = None
         self.exact = False
         self.filename = f"{owner},{deadline},{number}~{own_name}" if ours else f"{owner}~{own_name}"

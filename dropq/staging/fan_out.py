@@ -298,17 +298,17 @@ def send(
         earlier = _committed_under(context, claim)
         if earlier is None:
             raise
-        _tell_acked(context, claim)
+        _log_ack(context, claim)
         return roll_forward(context, earlier)
     if done is None:
         raise Unavailable(f"a sweep took this process for dead, and dropped what was staged; {UNSETTLED}")
     return done
 
 
-def _tell_acked(context: QueueContext, claim: Claim) -> None:
-    """Tell the log of an ack, once: one that was interrupted after its commit may be tried again."""
-    if not claim.told:
-        claim.told = True
+def _log_ack(context: QueueContext, claim: Claim) -> None:
+    """Log an ack, once: an ack that was interrupted after its commit may be tried again."""
+    if not claim.logged:
+        claim.logged = True
         context.log.ended("acked", claim.own_name, claim)
 
 
@@ -396,7 +396,7 @@ def _commit_parts(
             withdraw(context, folder)
         raise
     if isinstance(staged, StagedOutputs):
-        _tell_acked(context, claim)
+        _log_ack(context, claim)
     elif isinstance(staged, StagedCopies) and staged.end == "processed":
         context.log.ended("moved", claim.own_name, intended=True)
     return roll_forward(context, folder, staged=staged)
