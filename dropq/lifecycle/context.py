@@ -141,3 +141,15 @@ class QueueContext:
         """Return how long ago a file was renamed or changed, in ms; 0 when it is gone."""
         now = self.clock.now_ms()
         return now - reading.changed_ms(path, gone=now)
+
+
+class OfQueue:
+    """Acts on one queue, by its context; it keeps the parts of that at hand which most of its verbs use."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        self._layout = context.layout
+        self._config = context.config
+        self._storage = context.storage
+        self._sidecars = context.sidecars
+        self._ended = context.log.ended

@@ -9,18 +9,13 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.names import Name
 from dropq.lifecycle import naming
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.storage import reading
 from dropq.storage.failures import storage_error
 
 
-class Outlet:
+class Outlet(OfQueue):
     """Sends to one queue."""
-
-    def __init__(self, context: QueueContext) -> None:
-        self.context = context
-        self._layout = context.layout
-        self._storage = context.storage
 
     def close(self) -> None:
         """Close open files and locks."""

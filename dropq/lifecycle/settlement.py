@@ -19,22 +19,14 @@ from dropq.format.claims import Claim, Location, claim_id
 from dropq.format.layout import DEAD_LETTER
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits, naming
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, ended_as, returned, why_returned
-from dropq.lifecycle.moving import (
-    Moves,
-    is_generated,
-    known_of,
-    make_folder,
-    move_with_reason,
-    settled,
-    sync_settled,
-)
+from dropq.lifecycle.moving import Moves, is_generated, known_of, move_with_reason, settled, sync_settled
 from dropq.lifecycle.processing import find_renewed, move_out
 from dropq.lifecycle.sending import move_to_wait
 from dropq.storage import reading
 from dropq.storage.clock import pass_tick
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context, storage_error
 
 log = logging.getLogger("dropq")
 
@@ -74,17 +66,12 @@ class Settlement(Protocol):
         return self.give_back(claim, counted=counted, delay=None if counted else 0)
 
 
-class Claims(Settlement):
+class Claims(OfQueue, Settlement):
     """The claims of one queue: each is made by one rename, and settled by one."""
 
     def __init__(self, context: QueueContext) -> None:
-        self.context = context
-        self._layout = context.layout
-        self._config = context.config
-        self._storage = context.storage
-        self._sidecars = context.sidecars
+        super().__init__(context)
         self._moves = Moves(context)
-        self._ended = context.log.ended
 
     def claim(
         self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
@@ -226,7 +213,9 @@ class Claims(Settlement):
 
     def hold_privately(self, claim: Claim) -> str:
         """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
-        folder = make_folder(self.context, f"{self._layout.held}/{claim.owner}")
+        folder = f"{self._layout.held}/{claim.owner}"
+        with error_context("the message stays where it was"):
+            self._storage.make_folder(folder)
         path = f"{folder}/{claim.own_name}"
         move_out(self.context, claim, self._storage.rename, path)
         self._ended("acked", claim.own_name, claim)
