@@ -25,15 +25,7 @@ from dropq.storage.files import Storage
 
 @dataclass(frozen=True, slots=True)
 class RootContext:
-    """An open root.
-
-    Attributes:
-        layout: its folders.
-        config: its configuration, as it was when the root was opened.
-        clock: the file server's clock.
-        ids: makes the ids of messages.
-        timing: how its verbs pace themselves.
-    """
+    """An open root, with the configuration that it had when it was opened."""
 
     layout: RootLayout
     config: RootConfig
@@ -44,23 +36,11 @@ class RootContext:
 
 @dataclass(frozen=True, slots=True)
 class QueueContext:
-    """An open queue.
-
-    Attributes:
-        root: the root that it is in.
-        name: its name, for people.
-        public: the object that users have of it; the library only passes it on, to the messages that it makes.
-        layout: its folders.
-        config: its configuration, as it was when the queue was opened.
-        storage: what changes its files.
-        sidecars: the metadata that does not fit into file names.
-        reasons: why messages are in error/ and expired/.
-        settling: which files in target/ may still be written to.
-        log: what went by.
-    """
+    """An open queue, with the configuration that it had when it was opened."""
 
     root: RootContext
     name: str
+    #: The object that users have of it; the library only passes it on, to the messages that it makes.
     public: object
     layout: QueueLayout
     config: QueueConfig
@@ -72,12 +52,10 @@ class QueueContext:
 
     @property
     def clock(self) -> Clock:
-        """The file server's clock."""
         return self.root.clock
 
     @property
     def timing(self) -> Timing:
-        """How the root's verbs pace themselves."""
         return self.root.timing
 
     @property

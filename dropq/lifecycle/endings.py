@@ -23,7 +23,6 @@ from dropq.lifecycle.context import QueueContext
 #: The reason of a message whose handler failed as often as redelivery_attempts allows.
 FAILED = "failed"
 
-
 #: What is kept with a reason.
 Details = Mapping[str, object]
 
@@ -58,19 +57,13 @@ class Goes(NamedTuple):
 
 
 class LastTry(NamedTuple):
-    """The try after which a message whose handler fails is not tried again.
-
-    Attributes:
-        number: its number; the first try is 1.
-        reason: the reason of a message that fails then: `failed`, or `max_deliveries` if that limit is the smaller.
-    """
+    """The number, from 1, of the last try of a message that always fails, and the reason that it then ends for."""
 
     number: int
     reason: str
 
 
 def last_try(config: QueueConfig) -> LastTry:
-    """Return the last try of a message whose handler always fails."""
     attempts = config.redelivery_attempts + 1
     if 0 < config.max_deliveries < attempts:
         return LastTry(config.max_deliveries, "max_deliveries")

@@ -38,11 +38,9 @@ class _Sent(NamedTuple):
 def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, int] | None = None) -> Row:
     """Return the row of a queue's messages for another queue; make it if there is none.
 
-    RACE: two processes at once may make two rows to one queue. Both are used from then on.
+    `asked` notes when each row was last changed, as its ledger was checked: unchanged, it is used without a check.
 
-    Args:
-        asked: when each row was last changed, as its ledger was checked. A row in it that has not changed since is used
-            without another check.
+    RACE: two processes at once may make two rows to one queue. Both are used from then on.
 
     Raises:
         OlderState: the queue is an older state of itself: nothing may be given.
@@ -62,7 +60,6 @@ def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, i
 
 
 def _make(source: QueueContext, destination: RowDestination, name: str = "") -> Row:
-    """Make a row, which appears complete."""
     storage, layout = source.storage, source.layout
     token = secrets.token_hex(8)
     draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
@@ -137,16 +134,13 @@ def newest_list(folder: str) -> int:
 def _sent_lists(layout: QueueLayout) -> dict[str, _Sent]:
     """Return the last list of each row that a queue has: those in its ledger, and those that are committed."""
     reading.ask_server(layout.ledger)
+    in_ledger = [(sent_list(entry), f"{layout.ledger}/{entry}") for entry in reading.names_in(layout.ledger)]
     found = dict[str, _Sent]()
-    for (row, number), path in (*_in_ledger(layout), *_committed(layout)):
-        found[row] = max(found.get(row, _Sent(0, "")), _Sent(number, path))
+    for known, path in (*in_ledger, *_committed(layout)):
+        if known is not None:
+            row, number = known
+            found[row] = max(found.get(row, _Sent(0, "")), _Sent(number, path))
     return found
-
-
-def _in_ledger(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
-    for entry in reading.names_in(layout.ledger):
-        if (known := sent_list(entry)) is not None:
-            yield known, f"{layout.ledger}/{entry}"
 
 
 def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
@@ -160,10 +154,9 @@ def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
 
 
 def _source_of(path: str) -> Mapping[str, str]:
-    """Return what a list's note says of the queue that it came from; nothing where it cannot be read.
+    """Return a list's note: `from`, the mark of its queue, if that is known, and `peer`, the instance of its root.
 
-    It is `from`, the mark of the queue, which an older dropq did not write, and `peer`, the instance of its root.
-    Anybody who may write there can make such a list, and it must not keep others from giving.
+    Anybody who may write there can make a list that is damaged, and it must not keep others from giving.
     """
     said = None
     with suppress(ValueError), _unless_closed():

@@ -67,10 +67,9 @@ class Moves(OfQueue):
         goes to a row for it. A crash leaves it where it was or there.
 
         Args:
-            message: its claim; or its file, if it waits unclaimed.
+            message: its claim; or its file, if it waits unclaimed, in the `state` target, or delayed.
             reason: why it cannot be delivered, in a word of at most 32 bytes.
             details: what else to keep with the reason if it goes to error/.
-            state: where it waits unclaimed: target, or delayed.
 
         Returns:
             The location, with the state `dead-letter` or `error`; None if it waited, and another process took it first.
@@ -192,8 +191,8 @@ class Moves(OfQueue):
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
         """Move a file into a folder, where it replaces nothing; return its path there.
 
-        If its name is taken, it gets the name that `marked` returns, which is unique. No name is reserved first: behind
-        a link, the empty file would be a message of another queue.
+        If its name is taken, it gets the unique name that `marked` returns. No name is reserved first: behind a link,
+        the empty file would be a message of another queue.
         """
         try:
             if self._storage.rename_exclusive(source, path := f"{folder}/{file}"):
@@ -258,15 +257,10 @@ class Moves(OfQueue):
             return True
 
     def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
-        """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
+        """Move a file from a folder into a queue's target/ as if it were new: counters and its clock start again.
 
-        Args:
-            source: the folder that it is in.
-            to: the queue that it goes to, which may be this one.
-
-        Returns:
-            Its name in target/, or in the row for that queue if it lies on another file system; None if another process
-            moved it first.
+        Return its name in target/, or in the row for that queue if it lies on another file system; None if another
+        process moved it first.
         """
         file = self._sidecars.file(filename)
         name = naming.restarted(self.context, file, to)
@@ -277,7 +271,7 @@ class Moves(OfQueue):
         return self._move_to_queue("requeued", source, filename, to, name)
 
     def move(self, source: str, filename: str, to: QueueContext) -> str | None:
-        """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
+        """Move a file into a queue's target/ with its counters and expiration; result as of `requeue`."""
         file = self._sidecars.file(filename)
         # The name of a foreign file in error/ or expired/ tells neither its tries nor its arrival: its reason does.
         name = self.context.reasons.complete(os.path.basename(source), filename, file.name)
@@ -289,8 +283,7 @@ class Moves(OfQueue):
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
         """Move a waiting message into another queue's target/, under a credit that was spent on it.
 
-        Counters and the queue's clock start again there; the hop counts. The credits under which it came stay. Return
-        what `requeue` does.
+        The credits under which it came stay. Counters and the queue's clock start again there; result as of `requeue`.
         """
         name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
@@ -301,11 +294,8 @@ class Moves(OfQueue):
     ) -> str | None:
         """Return a message to the queue that a selector had moved it from; a consumer that holds it loses the claim.
 
-        Args:
-            folder: the folder that it is in.
-            via: the credit under which it had come there, or None. From another file system the message comes back
-                without a credit, as no audit would find it on its way: this credit is freed.
-            copied: whether its copies were made there before it was moved.
+        `via` is the credit under which it had come there. From another file system the message comes back without one,
+        as no audit would find it on its way: the credit is freed. `copied`: its copies were made there before.
         """
         name = self._sidecars.file(filename, folder).name.unmarked
         name = replace(naming.uncounted(name), hops=max(name.hops - 1, 0))
@@ -378,7 +368,6 @@ class Moves(OfQueue):
         return file
 
     def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
-        """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
         with self.context.error_context("the message stays where it was"):
             row = self._row_to(transfers.RowDestination(to.root.layout, to.name, to.layout))
         return self.give(path, name, row.given)
@@ -387,13 +376,9 @@ class Moves(OfQueue):
         return giving.row_to(self.context, destination, self._asked)
 
     def give(self, path: str, name: Name | str, given: str) -> str | None:
-        """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.
+        """Move a file into a row; return its name there, which no file had, or None if another process moved it first.
 
-        Its `name` is text where it is plain, and needs no change. The move is not synced: the carrier does that before
-        it copies.
-
-        Returns:
-            Its name there, which no file had before; None if another process moved it first.
+        Its `name` is text where it is plain, and needs no change. The carrier that copies it syncs the move before.
         """
         path_there = _leave(path, self._move_to_row, given, name, stays="the message stays where it was", to=given)
         return None if path_there is None else os.path.basename(path_there)
@@ -420,10 +405,8 @@ class Moves(OfQueue):
     def replay(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message, marked as a replay that was delivered once; the original stays.
 
-        A crash leaves at most the copy in working/, as a send does.
-
-        Returns:
-            The copy's name in target/; None if the message is not in the archive any more.
+        Return the copy's name in target/; None if the message is not in the archive any more. A crash leaves at most
+        the copy in working/, as a send does.
         """
         # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
         name = naming.restarted(self.context, self._sidecars.file(filename), to, is_replay=True)
@@ -558,9 +541,8 @@ def set_part_aside(context: QueueContext, path: str, name: Name, reason: str, de
 def end_part(context: QueueContext, path: str, state: str, own_name: str, reason: str) -> None:
     """Move a part of a committed message to a state of its queue; do nothing if another process moved it first.
 
-    Args:
-        own_name: its file name there; if that is taken, it gets another copy mark.
-        reason: the path of the file that says why it goes there, which names it and its inode.
+    If its name is taken there, it gets another copy mark. The file at the path `reason`, which has its name and inode,
+    says why it goes there.
     """
     folder = context.layout.folder(state)
     move: Callable[[str, str], None] = context.storage.move
@@ -594,9 +576,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
 def end_whole(context: QueueContext, path: str, own_name: str, end: str = "processed") -> None:
     """Archive a message whose parts have all been moved, or return it to target/; do nothing if it is gone.
 
-    Args:
-        own_name: its file name; in target/, a unique one.
-        end: processed, where it replaces no other message; target; or unlink, where parts of it take its place.
+    Its `own_name` is a unique one if it ends in target/. It ends by `unlink` where parts of it take its place.
     """
     if end == "target":
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -649,7 +629,6 @@ def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, ob
 
 
 def _refusal(queue: str | None, error: DropqError | OSError) -> str:
-    """Return why a message cannot go to a dead-letter queue."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or not isinstance(cause, OSError):
         return str(error)

@@ -1,7 +1,6 @@
 """The contract for settling messages, and the plain claims of a queue: one rename makes a claim, one settles it.
 
-Plain claims, also of published messages and claims made by hand, are `Claims`; the shares of a barrier and the records
-of a bundle are settled by the same five verbs.
+The shares of a barrier and the records of a bundle are settled by the same five verbs.
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ class Claims(OfQueue, Settlement):
     ) -> Claim | None:
         """Claim a waiting message; return None if another consumer was first, or somebody writes to its file.
 
-        Args:
-            deadline: when its lease runs out, in ms since 1970; 0 for never.
-            again: keep in its name the claim whose lease ran out: the same stream claims it again.
-            state: where it waits: target, or delayed to settle it before its delay is over.
+        Its lease runs out at the `deadline`, in ms since 1970; 0 for never. `again` keeps in its name the claim whose
+        lease ran out, as the same stream claims it again. It waits in the `state` target, or delayed.
         """
         number, own_name = (1, file.filename) if file.plain else naming.next_delivery(self.context, file, again=again)
         layout = self._layout
@@ -169,8 +166,7 @@ class Claims(OfQueue, Settlement):
     def give_back(self, claim: Claim, *, lapsed: str = "", **how: Unpack[HowReturned]) -> Location:
         """Return a claimed message to target/, or to delayed/; or end it, as `after_delivery` decides.
 
-        Args:
-            lapsed: the claim whose lease ran out; its name shows it to a stream that claims the message again.
+        Its name shows the `lapsed` claim, whose lease ran out, to a stream that claims the message again.
         """
         name, state, reason, details = returned(self.context, claim, **how)
         if reason:

@@ -8,7 +8,6 @@ the write. Only files under foreign names have to settle: dropq never shows a fi
 from __future__ import annotations
 
 import os
-import sys
 from typing import NamedTuple
 
 from dropq.format import names
@@ -19,10 +18,8 @@ from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: Bytes for remembering how files looked. Beyond that the oldest entry is forgotten: its file waits longer.
-REMEMBERED = 4 << 20
-#: How many bytes it takes to remember a file, besides its name: its two times, its inode, and their place in a table.
-_ENTRY = 300
+#: How many files are remembered, in half a KiB each. Beyond that the oldest is forgotten, and waits longer.
+REMEMBERED = 8_000
 #: Milliseconds within which an event is read, of a file that was moved in.
 RECENT = 50
 
@@ -66,7 +63,7 @@ _WHOLE = Seen(0, None)
 
 
 class _Unchanged(NamedTuple):
-    """Since when a file has stood unchanged: its inode and its ctime, and that time, in ms since 1970."""
+    """Since when a file of this inode and ctime has stood unchanged, in ms since 1970."""
 
     inode: int
     changed_ns: int
@@ -74,45 +71,30 @@ class _Unchanged(NamedTuple):
 
 
 class _Memory:
-    """What was seen of files, by their names; the oldest goes when it takes too many bytes."""
+    """What was seen of files, by their names; the oldest goes when there are too many."""
 
     def __init__(self) -> None:
         self._files: dict[str, _Unchanged] = {}
-        self._size = 0
 
     def since(self, file: str, found: os.stat_result) -> int | None:
-        """Return since when a file has stood unchanged; None if that is not known of what is there now."""
+        """Return that of a file; None if it is not known of what is there now."""
         known = self._files.get(file)
         if known is None or known[:2] != (found.st_ino, found.st_ctime_ns):
             return None
         return known.since
 
     def note(self, file: str, found: os.stat_result, since: int) -> int:
-        """Remember since when a file has stood unchanged; return that."""
-        self._forget(file)
+        self._files.pop(file, None)
         self._files[file] = _Unchanged(found.st_ino, found.st_ctime_ns, since)
-        self._size += _size(file)
-        while self._size > REMEMBERED:
-            self._forget(next(iter(self._files)))
+        if len(self._files) > REMEMBERED:
+            del self._files[next(iter(self._files))]
         return since
-
-    def _forget(self, file: str) -> None:
-        if self._files.pop(file, None) is not None:
-            self._size -= _size(file)
-
-
-def _size(file: str) -> int:
-    return sys.getsizeof(file) + _ENTRY
 
 
 class Settling:
     """Decides when the files of one queue's target/ have settled.
 
-    Args:
-        folder: the queue's target/.
-        settle_time: seconds that every file waits after its last change; 0 for none; None for none, but where the last
-            change was a write.
-        timing: how long a file waits whose last change was a write.
+    Every file waits for `settle_time` seconds after its last change; None: only where the last change was a write.
     """
 
     def __init__(self, folder: str, settle_time: float | None, clock: Clock, timing: Timing) -> None:
