@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from dropq.format import names
 from dropq.format.addresses import is_address, layouts
@@ -110,13 +110,9 @@ def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
     return next((layout for layout in layouts(root.path, address) if os.path.isdir(layout.target)), None)
 
 
-@contextmanager
-def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
-    """Open the folder of a credit for a block; yield None if it is missing."""
+def _opened(root: RootLayout, via: Via) -> AbstractContextManager[int | None]:
     known = queue_of(root, via.token)
-    layout = None if known is None else layout_of(root, known[0])
-    with opened(layout, via.token) as folder:
-        yield folder
+    return opened(None if known is None else layout_of(root, known[0]), via.token)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, QueueLayout
@@ -26,13 +25,6 @@ from dropq.storage import mounts, reading
 
 class OlderState(StorageError):
     """Raised where a queue is an older state of itself, or a copy: nothing was given or carried."""
-
-
-class _Sent(NamedTuple):
-    """The last list of a row that a queue has: its number, and the JSON file whose `note` is about it."""
-
-    number: int
-    path: str
 
 
 def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, int] | None = None) -> Row:
@@ -88,10 +80,10 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
     reading.ask_server(layout.transfers)
     here = reading.names_in(layout.transfers)
     own = marks_of(layout)
-    for name, last in sorted(sent.items()):
+    for name, (last, path) in sorted(sent.items()):
         if name + ENDED in here:
             continue
-        said = _source_of(last.path) if destination.peer or name not in here else {}
+        said = _source_of(path) if destination.peer or name not in here else {}
         if name not in here and said.get("from") not in own:
             continue
         if destination.peer and said.get("from") in own and said.get("peer") not in (None, source.root.config.instance):
@@ -103,8 +95,8 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
         folder = f"{layout.transfers}/{name}"
         # RACE: one listing may miss the newest list, if that replaces another meanwhile.
         number = max(newest_list(folder), newest_list(folder))
-        if number < last.number:
-            why = _why(source, destination, name, number, last.number)
+        if number < last:
+            why = _why(source, destination, name, number, last)
             if name not in here:
                 with suppress(FileExistsError):  # RACE: another process makes it
                     _make(source, destination, name)
@@ -131,15 +123,15 @@ def newest_list(folder: str) -> int:
     return max((number for file in reading.names_in(folder) if (number := list_number(file)) is not None), default=0)
 
 
-def _sent_lists(layout: QueueLayout) -> dict[str, _Sent]:
-    """Return the last list of each row that a queue has: those in its ledger, and those that are committed."""
+def _sent_lists(layout: QueueLayout) -> dict[str, tuple[int, str]]:
+    """Return the number and the file of the last list of each row, in the ledger of a queue or committed there."""
     reading.ask_server(layout.ledger)
     in_ledger = [(sent_list(entry), f"{layout.ledger}/{entry}") for entry in reading.names_in(layout.ledger)]
-    found = dict[str, _Sent]()
+    found = dict[str, tuple[int, str]]()
     for known, path in (*in_ledger, *_committed(layout)):
         if known is not None:
             row, number = known
-            found[row] = max(found.get(row, _Sent(0, "")), _Sent(number, path))
+            found[row] = max(found.get(row, (0, "")), (number, path))
     return found
 
 

@@ -62,35 +62,6 @@ class Seen(NamedTuple):
 _WHOLE = Seen(0, None)
 
 
-class _Unchanged(NamedTuple):
-    """Since when a file of this inode and ctime has stood unchanged, in ms since 1970."""
-
-    inode: int
-    changed_ns: int
-    since: int
-
-
-class _Memory:
-    """What was seen of files, by their names; the oldest goes when there are too many."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, _Unchanged] = {}
-
-    def since(self, file: str, found: os.stat_result) -> int | None:
-        """Return that of a file; None if it is not known of what is there now."""
-        known = self._files.get(file)
-        if known is None or known[:2] != (found.st_ino, found.st_ctime_ns):
-            return None
-        return known.since
-
-    def note(self, file: str, found: os.stat_result, since: int) -> int:
-        self._files.pop(file, None)
-        self._files[file] = _Unchanged(found.st_ino, found.st_ctime_ns, since)
-        if len(self._files) > REMEMBERED:
-            del self._files[next(iter(self._files))]
-        return since
-
-
 class Settling:
     """Decides when the files of one queue's target/ have settled.
 
@@ -103,8 +74,9 @@ class Settling:
         self._clock = clock
         self._written_in_place = timing.written_in_place
         self._shared: bool | None = None
-        #: Of files whose ctime is in the future; and of those that were moved in, since 0.
-        self._memory = _Memory()
+        #: By name, the inode and ctime of files, and since when they have stood unchanged, in ms since 1970: of files
+        #: whose ctime is in the future, and of those that were moved in, since 0.
+        self._unchanged: dict[str, tuple[int, int, int]] = {}
 
     @property
     def patience(self) -> float:
@@ -116,11 +88,12 @@ class Settling:
         if not file.name.foreign or (self._settle_time is None and not _may_go_on(found)) or not self.patience:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
-        known = self._memory.since(file.filename, found)
-        if known is not None:
-            changed = known
+        inode, changed_ns, since = self._unchanged.get(file.filename, (0, 0, 0))
+        if (inode, changed_ns) == (found.st_ino, found.st_ctime_ns):
+            changed = since
         elif changed > now:
-            changed = self._memory.note(file.filename, found, now)
+            self._note(file.filename, found, now)
+            changed = now
         due = changed + int(self.patience * 1000)
         return due if due > now else 0
 
@@ -138,7 +111,13 @@ class Settling:
             return  # RACE: somebody has claimed it
         is_recent = self._clock.now_ms() - found.st_ctime_ns // 1_000_000 < RECENT
         if is_recent and _may_go_on(found):  # it was written in the same tick: its times alone do not tell
-            self._memory.note(file, found, since=0)
+            self._note(file, found, since=0)
+
+    def _note(self, file: str, found: os.stat_result, since: int) -> None:
+        self._unchanged.pop(file, None)
+        self._unchanged[file] = found.st_ino, found.st_ctime_ns, since
+        if len(self._unchanged) > REMEMBERED:
+            del self._unchanged[next(iter(self._unchanged))]
 
     def seen(self, file: MessageFile, folder: str) -> Seen:
         """Look at a message that waits in a folder of the queue, before it is taken from there."""

@@ -407,7 +407,12 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
     report = JobsReport()
     for folder in list(job_folders(context.layout.working)):
         try:
-            _sweep_job(context, folder, report, older_than, stalled_for)
+            found = decide(context, folder, older_than=older_than, stalled_for=stalled_for)
+            if found.allowed:
+                goes_on = found.why == "committed"
+                sent = finish(context, folder) if goes_on else _drop(context, folder)
+                report.finished += sent
+                report.dropped += not (goes_on or sent)
         except (OSError, DropqError) as error:
             report.refused += 1
             log.warning("job %s: %s; the next sweep tries again", folder, describe(error))
@@ -418,19 +423,6 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
         if context.clock.now_ms() - reading.changed_ms(entry.path, gone=0) > age:
             context.storage.unlink(entry.path)
     return report
-
-
-def _sweep_job(
-    context: QueueContext, folder: str, report: JobsReport, older_than: float | None, stalled_for: float
-) -> None:
-    found = decide(context, folder, older_than=older_than, stalled_for=stalled_for)
-    if not found.allowed:
-        return
-    if found.why == "committed":
-        report.finished += finish(context, folder)
-        return
-    sent = _drop(context, folder)
-    report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
 
 
 def decide(context: QueueContext, folder: str, *, older_than: float | None = None, stalled_for: float = 0) -> Decision:
