@@ -85,19 +85,15 @@ class QueueContext:
     @property
     def paused(self) -> bool:
         """Whether consumers see an empty queue."""
-        return self._switched()[0]
+        return self.switches(routes=False)[0]
 
-    def switches(self) -> tuple[bool, bool]:
-        """Return whether the queue is paused, and whether it has routes: with one call for each folder over NFS."""
-        return self._switched(os.path.basename(self.layout.routes_file))
-
-    def _switched(self, *more: str) -> tuple[bool, bool]:
-        """Return whether a read-lock is there, and whether another of the queue's own files is, or more of them are."""
-        lock = self.layout.read_lock
-        there = reading.those_there(self.layout.base, (os.path.basename(lock), *more), self.clock)
-        elsewhere = (path for path in self.read_locks if path != lock)
-        paused = os.path.basename(lock) in there or any(reading.is_there(path, self.clock) for path in elsewhere)
-        return paused, any(name in there for name in more)
+    def switches(self, *, routes: bool = True) -> tuple[bool, bool]:
+        """Return whether the queue is paused, and whether it has `routes`: with one call for each folder over NFS."""
+        lock, routes_file = map(os.path.basename, (self.layout.read_lock, self.layout.routes_file))
+        there = reading.those_there(self.layout.base, (lock, routes_file) if routes else (lock,), self.clock)
+        elsewhere = (path for path in self.read_locks if path != self.layout.read_lock)
+        paused = lock in there or any(reading.is_there(path, self.clock) for path in elsewhere)
+        return paused, routes_file in there
 
     def refused(self, error: OSError, outcome: str) -> DropqError:
         """Return NoSuchQueue for a failed call if the queue is gone, else StorageError; both say the outcome."""

@@ -28,22 +28,19 @@ Details = Mapping[str, object]
 
 
 class HowReturned(TypedDict, total=False):
-    """How a delivery ended without an ack.
+    """How a delivery ended without an ack."""
 
-    Attributes:
-        cancel: its holder gave it back on purpose; False by default.
-        counted: the delivery counts; True by default.
-        delay: seconds before the next delivery; None for the queue's redelivery_delay.
-        failure: its handler failed: what to keep with the reason if this was the last try.
-        said: what its holder said of a cancel, for the log, and for the reason if this was the last try.
-        why: what the log says of it where neither a failure nor a cancel does; `released` by default.
-    """
-
+    #: Its holder gave it back on purpose; False by default.
     cancel: bool
+    #: The delivery counts; True by default.
     counted: bool
+    #: Seconds before the next delivery; None for the queue's redelivery_delay.
     delay: float | None
+    #: Its handler failed: what to keep with the reason if this was the last try.
     failure: Details | None
+    #: What its holder said of a cancel, for the log, and for the reason if this was the last try.
     said: Details
+    #: What the log says of it where neither a failure nor a cancel does; `released` by default.
     why: str
 
 

@@ -11,7 +11,7 @@ from dropq.format.names import Name
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.storage import reading
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context, storage_error
 
 
 class Outlet(OfQueue):
@@ -119,10 +119,8 @@ def into_target(context: QueueContext, source: str, name: Name, *, unique: bool 
         return None  # RACE: another process moved it first
     except OSError as error:
         raise storage_error(error, f"the message stays where it was, {source}") from error
-    try:
+    with error_context("the message is in target/; do not move it again"):
         context.storage.sync(context.layout.target)
-    except OSError as error:
-        raise storage_error(error, "the message is in target/; do not move it again") from error
     return file
 
 

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from dropq.errors import DropqError
 from dropq.format import names
@@ -73,14 +72,14 @@ class Identity:
         """Return whether two identities are those of one folder, as far as this user may read its word."""
         return self.inode == other.inode and len({self.word, other.word} - {""}) < 2
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> bytes:
         """Return the identity as the destination's file has it."""
-        return {"path": self.path, "inode": self.inode, "word": self.word}
+        return json.dumps({"path": self.path, "inode": self.inode, "word": self.word}).encode()
 
     @property
     def token(self) -> str:
         """What the names of its parts begin with: 16 hex digits, a digest of the rest."""
-        return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.written()).hexdigest()[:16]
 
 
 #: A process keeps folders of destinations open in one of this many parts of its descriptors, however many topics and
@@ -199,7 +198,7 @@ def give_word(queue: QueueContext) -> None:
 
 def make_known(layout: QueueLayout, destination: DestinationFolder, storage: Storage) -> None:
     """Write the file of a destination, unless it is there: before the first part for it is staged."""
-    path, content = f"{layout.receivers}/{destination.token}", json.dumps(destination.identity.written()).encode()
+    path, content = f"{layout.receivers}/{destination.token}", destination.identity.written()
     if reading.read_small(path) == content:
         storage.sync(layout.receivers)  # another publisher may have written it just now
     else:

@@ -172,10 +172,8 @@ def fan_out(
 
 def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
     """Make the folder for messages that are made of a claimed one; return its path. `own_name`: as of `send`."""
-    try:
+    with context.error_context(UNSETTLED):
         return _new_folder(context, claim, "sent", own_name)
-    except OSError as error:
-        raise context.refused(error, UNSETTLED) from error
 
 
 def new_draft(
@@ -191,10 +189,8 @@ def new_draft(
         DropqError: this user may not send there, or the file system refused.
     """
     path = f"{destination.layout.working}/{names.plain_name(destination.root.ids.next(), 4, 'B')}"
-    try:
+    with destination.error_context(outcome):
         fd = destination.storage.create(path)
-    except OSError as error:
-        raise destination.refused(error, outcome) from error
     try:
         _take_in(context, path, f"{folder}/{part_draft(number)}", destination, outcome)
     except BaseException:
@@ -212,10 +208,8 @@ def write_part(
     """
     working, storage = destination.layout.working, destination.storage
     path = f"{working}/{file}"
-    try:
+    with destination.error_context(UNSETTLED):
         storage.write_new(path, body, sole_in=working)
-    except OSError as error:
-        raise destination.refused(error, UNSETTLED) from error
     _take_in(context, path, f"{folder}/{name}", destination, UNSETTLED)
 
 
