@@ -119,7 +119,7 @@ def is_death(context: QueueContext, claim: Claim) -> bool:
     return delivers(context, claim) and not claim.of_zmq
 
 
-def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:
+def delay_before(context: QueueContext, name: Name, *, died: bool) -> float:
     """Return the seconds that a message waits after a delivery; the arguments are as for `after_delivery`."""
     config, tries = context.config, max(name.delivery_count - 1, 0)
     wait = growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)

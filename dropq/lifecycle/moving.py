@@ -573,7 +573,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         # RACE: another roll-forward was first
 
 
-def end_whole(context: QueueContext, path: str, own_name: str, end: str = "processed") -> None:
+def end_whole(context: QueueContext, path: str, own_name: str, end: str) -> None:
     """Archive a message whose parts have all been moved, or return it to target/; do nothing if it is gone.
 
     Its `own_name` is a unique one if it ends in target/. It ends by `unlink` where parts of it take its place.

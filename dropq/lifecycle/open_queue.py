@@ -67,10 +67,10 @@ def refuse_closed(root: str, name: str) -> None:
             raise storage_error(error, f"queue {name} cannot be opened") from error
 
 
-def queue_names(root: RootContext, closed: queue_notes.Closed = queue_notes.pass_over) -> list[str]:
-    """Return the names of the queues, topics and subscriptions that are there, in order; `closed`: see `addresses`."""
+def queue_names(root: RootContext) -> list[str]:
+    """Return the names of the queues, topics and subscriptions that are there, in order."""
     with error_context("nothing was changed"):
-        there = set(queue_notes.addresses(root.layout, closed))
+        there = set(queue_notes.addresses(root.layout))
     return sorted(name for name in there if find_layout(root.layout.path, name))
 
 
