@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import InitVar, dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -52,7 +51,6 @@ class BodyVersion(NamedTuple):
         return f"{self.size}-{self.written}"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Claim:
     """A claim on a message: who holds it, until when, for which delivery. Claims with the same prefix are equal.
 
@@ -64,7 +62,7 @@ class Claim:
         own_name: the message's file name without the prefix.
         arrival: when the message's file came to target/, in ms, if its name has no time; else 0.
         taken: when this process made it, in seconds on the monotonic clock; 0 if it did not.
-        told: whether the log has its end already, although the ack of its message may be tried again.
+        logged: whether the log has its end already, although the ack of its message may be tried again.
         died: whether it ends as its holder died, or lost its lease.
         body: the version of its body before anybody was given it, where its id is not a generated one; None if that is
             not known, or nobody is to compare it.
@@ -73,23 +71,34 @@ class Claim:
         path: the path of that file, if the folder was given.
     """
 
-    owner: str
-    deadline: int
-    number: int
-    own_name: str = ""
-    folder: InitVar[str] = ""
-    arrival: int = 0
-    ours: bool = field(default=True, kw_only=True)
-    taken: float = field(default=0.0, init=False)
-    told: bool = field(default=False, init=False)
-    died: bool = field(default=False, init=False)
-    body: BodyVersion | None = field(default=None, init=False)
-    exact: bool = field(default=False, init=False)
-    filename: str = field(init=False)
-    path: str = field(init=False)
+    __slots__ = (
+        *("arrival", "body", "deadline", "died", "exact", "filename", "logged", "number", "ours", "own_name", "owner"),
+        "path",
+        "taken",
+    )
 
-    def __post_init__(self, folder: str) -> None:
-        self.filename = f"{self.prefix}{self.own_name}"
+    def __init__(
+        self,
+        owner: str,
+        deadline: int,
+        number: int,
+        own_name: str = "",
+        folder: str = "",
+        arrival: int = 0,
+        *,
+        ours: bool = True,
+    ) -> None:
+        self.owner = owner
+        self.deadline = deadline
+        self.number = number
+        self.ours = ours
+        self.own_name = own_name
+        self.arrival = arrival
+        self.taken = 0.0
+        self.died = self.logged = False
+        self.body: BodyVersion | None = None
+        self.exact = False
+        self.filename = f"{owner},{deadline},{number}~{own_name}" if ours else f"{owner}~{own_name}"
         self.path = f"{folder}/{self.filename}"
 
     @classmethod

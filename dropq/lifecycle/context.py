@@ -25,15 +25,7 @@ from dropq.storage.files import Storage
 
 @dataclass(frozen=True, slots=True)
 class RootContext:
-    """An open root.
-
-    Attributes:
-        layout: its folders.
-        config: its configuration, as it was when the root was opened.
-        clock: the file server's clock.
-        ids: makes the ids of messages.
-        timing: how its verbs pace themselves.
-    """
+    """An open root, with the configuration that it had when it was opened."""
 
     layout: RootLayout
     config: RootConfig
@@ -44,23 +36,11 @@ class RootContext:
 
 @dataclass(frozen=True, slots=True)
 class QueueContext:
-    """An open queue.
-
-    Attributes:
-        root: the root that it is in.
-        name: its name, for people.
-        public: the object that users have of it; the library only passes it on, to the messages that it makes.
-        layout: its folders.
-        config: its configuration, as it was when the queue was opened.
-        storage: what changes its files.
-        sidecars: the metadata that does not fit into file names.
-        reasons: why messages are in error/ and expired/.
-        settling: which files in target/ may still be written to.
-        log: what went by.
-    """
+    """An open queue, with the configuration that it had when it was opened."""
 
     root: RootContext
     name: str
+    #: The object that users have of it; the library only passes it on, to the messages that it makes.
     public: object
     layout: QueueLayout
     config: QueueConfig
@@ -72,12 +52,10 @@ class QueueContext:
 
     @property
     def clock(self) -> Clock:
-        """The file server's clock."""
         return self.root.clock
 
     @property
     def timing(self) -> Timing:
-        """How the root's verbs pace themselves."""
         return self.root.timing
 
     @property
@@ -107,19 +85,15 @@ class QueueContext:
     @property
     def paused(self) -> bool:
         """Whether consumers see an empty queue."""
-        return self._switched()[0]
+        return self.switches(routes=False)[0]
 
-    def switches(self) -> tuple[bool, bool]:
-        """Return whether the queue is paused, and whether it has routes: with one call for each folder over NFS."""
-        return self._switched(os.path.basename(self.layout.routes_file))
-
-    def _switched(self, *more: str) -> tuple[bool, bool]:
-        """Return whether a read-lock is there, and whether another of the queue's own files is, or more of them are."""
-        lock = self.layout.read_lock
-        there = reading.those_there(self.layout.base, (os.path.basename(lock), *more), self.clock)
-        elsewhere = (path for path in self.read_locks if path != lock)
-        paused = os.path.basename(lock) in there or any(reading.is_there(path, self.clock) for path in elsewhere)
-        return paused, any(name in there for name in more)
+    def switches(self, *, routes: bool = True) -> tuple[bool, bool]:
+        """Return whether the queue is paused, and whether it has `routes`: with one call for each folder over NFS."""
+        lock, routes_file = map(os.path.basename, (self.layout.read_lock, self.layout.routes_file))
+        there = reading.those_there(self.layout.base, (lock, routes_file) if routes else (lock,), self.clock)
+        elsewhere = (path for path in self.read_locks if path != self.layout.read_lock)
+        paused = lock in there or any(reading.is_there(path, self.clock) for path in elsewhere)
+        return paused, routes_file in there
 
     def refused(self, error: OSError, outcome: str) -> DropqError:
         """Return NoSuchQueue for a failed call if the queue is gone, else StorageError; both say the outcome."""
@@ -141,3 +115,15 @@ class QueueContext:
         """Return how long ago a file was renamed or changed, in ms; 0 when it is gone."""
         now = self.clock.now_ms()
         return now - reading.changed_ms(path, gone=now)
+
+
+class OfQueue:
+    """Acts on one queue, by its context; it keeps the parts of that at hand which most of its verbs use."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        self._layout = context.layout
+        self._config = context.config
+        self._storage = context.storage
+        self._sidecars = context.sidecars
+        self._ended = context.log.ended

@@ -1,9 +1,8 @@
 """Credits: a selector spends one for each message that it moves on, and has it again when the message is settled.
 
-A spent credit is a file of the queue that the message left, made before the move. The program that settles the message
-first renames it, and then removes this file, and those of the credits under which the message had come before; of a
-message whose parts have gone, it removes them first. An audit of the queue that the message went to removes what a
-crash leaves.
+A spent credit is a file of the queue that the message left, made before the move. Who settles the message renames it
+first, and then removes this file, and those of the credits under which it had come before; of a message whose parts
+have gone, it removes them first. An audit removes what a crash leaves.
 
 Names, token files and credits are data from strangers: a queue in them counts only as an address in this root. Folders
 are opened without links, and only a regular file is removed that holds the id of the message that was settled.
@@ -15,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from dropq.format import names
 from dropq.format.addresses import is_address, layouts
@@ -28,8 +27,6 @@ from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
-#: The name of the folder of credits in a queue's private folder.
-_CREDITS = "credits"
 #: The most bytes of a credit's file.
 _LIMIT = 4096
 
@@ -113,19 +110,15 @@ def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
     return next((layout for layout in layouts(root.path, address) if os.path.isdir(layout.target)), None)
 
 
-@contextmanager
-def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
-    """Open the folder of a credit for a block; yield None if it is missing."""
+def _opened(root: RootLayout, via: Via) -> AbstractContextManager[int | None]:
     known = queue_of(root, via.token)
-    layout = None if known is None else layout_of(root, known[0])
-    with opened(layout, via.token) as folder:
-        yield folder
+    return opened(None if known is None else layout_of(root, known[0]), via.token)
 
 
 @contextmanager
 def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
     """Open, for a block, the folder of the credits that a selector has spent; yield None if it is missing."""
-    folder = None if layout is None or not token else reading.find_below(layout.base, PRIVATE, _CREDITS, token)
+    folder = None if layout is None or not token else reading.find_below(layout.base, PRIVATE, "credits", token)
     try:
         yield folder
     finally:

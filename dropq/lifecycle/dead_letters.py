@@ -1,10 +1,8 @@
 """Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
 
 A dead letter is a message like any other. Its name says in which queue it could not be delivered first (`originS`),
-and why, the last time, in one word (`reasonS`). Both stay when selectors, routes and commands move it on, until it
-begins anew. It has no expiration any more. Its counters and its clock start again with its arrival, and the limits of
-the queue that it is in now act on it as on any message. Becoming a dead letter is a hop, and the number of hops is
-limited: so rings of dead-letter queues end.
+and why, the last time (`reasonS`). Both stay when selectors, routes and commands move it on. Its counters start again,
+and it has no expiration. Becoming a dead letter is a hop, and hops are limited: so rings of dead-letter queues end.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from dropq.format.credits import HOPS_LIMIT
 from dropq.format.layout import QueueLayout
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.naming import uncounted
 from dropq.storage import reading
 
 #: Reasons: it was sent to a queue that is not there; it was bounced.
@@ -32,22 +31,13 @@ def find_layout(root: str, name: str) -> QueueLayout | None:
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:
-    """Return what the name of a dead letter says: one hop more than before, and counters that start again.
+    """Return the name of a dead letter: one hop more, and counters that start again.
 
-    Args:
-        origin: the address of the queue in which it could not be delivered first.
-        reason: why it cannot be delivered there, in a word of at most 32 bytes.
-        now: the time in ms, from which the expiration of its new queue counts.
+    It could not be delivered in the queue `origin` first. The expiration of its new queue counts from `now`, in ms.
     """
     return replace(
-        name.unmarked,
+        uncounted(name.unmarked),
         expiration=0,
-        delivery_count=0,
-        cancels=0,
-        died=0,
-        cut=0,
-        replayed=False,
-        not_before=0,
         since=now,
         via="",
         copied="",

@@ -46,10 +46,9 @@ def remembered(layout: QueueLayout) -> frozenset[str]:
 
 
 def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
-    """Archive a waiting message undelivered if its ack came before it; return False if it is to be delivered.
+    """Archive a waiting message undelivered, by a claim of `owner`, if its ack came before it; else return False.
 
-    A part of a bundle is delivered: the ack is for the whole bundle, and one part would use it up. The claim that
-    archives the message has the `owner` and `deadline`.
+    A part of a bundle is delivered: the ack is for the whole bundle, and one part would use it up.
 
     Raises:
         StorageError: it could not be claimed; or not archived, and was given back; or the archive was not synced.

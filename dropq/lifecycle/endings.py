@@ -23,28 +23,24 @@ from dropq.lifecycle.context import QueueContext
 #: The reason of a message whose handler failed as often as redelivery_attempts allows.
 FAILED = "failed"
 
-
 #: What is kept with a reason.
 Details = Mapping[str, object]
 
 
 class HowReturned(TypedDict, total=False):
-    """How a delivery ended without an ack.
+    """How a delivery ended without an ack."""
 
-    Attributes:
-        cancel: its holder gave it back on purpose; False by default.
-        counted: the delivery counts; True by default.
-        delay: seconds before the next delivery; None for the queue's redelivery_delay.
-        failure: its handler failed: what to keep with the reason if this was the last try.
-        said: what its holder said of a cancel, for the log, and for the reason if this was the last try.
-        why: what the log says of it where neither a failure nor a cancel does; `released` by default.
-    """
-
+    #: Its holder gave it back on purpose; False by default.
     cancel: bool
+    #: The delivery counts; True by default.
     counted: bool
+    #: Seconds before the next delivery; None for the queue's redelivery_delay.
     delay: float | None
+    #: Its handler failed: what to keep with the reason if this was the last try.
     failure: Details | None
+    #: What its holder said of a cancel, for the log, and for the reason if this was the last try.
     said: Details
+    #: What the log says of it where neither a failure nor a cancel does; `released` by default.
     why: str
 
 
@@ -58,19 +54,13 @@ class Goes(NamedTuple):
 
 
 class LastTry(NamedTuple):
-    """The try after which a message whose handler fails is not tried again.
-
-    Attributes:
-        number: its number; the first try is 1.
-        reason: the reason of a message that fails then: `failed`, or `max_deliveries` if that limit is the smaller.
-    """
+    """The number, from 1, of the last try of a message that always fails, and the reason that it then ends for."""
 
     number: int
     reason: str
 
 
 def last_try(config: QueueConfig) -> LastTry:
-    """Return the last try of a message whose handler always fails."""
     attempts = config.redelivery_attempts + 1
     if 0 < config.max_deliveries < attempts:
         return LastTry(config.max_deliveries, "max_deliveries")
@@ -129,7 +119,7 @@ def is_death(context: QueueContext, claim: Claim) -> bool:
     return delivers(context, claim) and not claim.of_zmq
 
 
-def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:
+def delay_before(context: QueueContext, name: Name, *, died: bool) -> float:
     """Return the seconds that a message waits after a delivery; the arguments are as for `after_delivery`."""
     config, tries = context.config, max(name.delivery_count - 1, 0)
     wait = growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)

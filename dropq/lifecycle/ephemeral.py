@@ -49,9 +49,7 @@ def touch(layout: QueueLayout, storage: Storage) -> bool:
 def left(layout: QueueLayout, clock: Clock, older_than: float | None = None) -> Iterator[bool]:
     """Yield whether a queue is ephemeral and its holder is gone; keep other sweeps from finding that meanwhile.
 
-    Args:
-        older_than: if locks do not work here, seconds without a touch after which the holder counts as gone; None
-            leaves such a queue alone. A holder whose lock shows that it is alive is never gone.
+    Where locks tell nothing, the holder counts as gone after `older_than` seconds without a touch; None: never.
     """
     # RACE: a queue that is just being made has its holder's lock before it has a name, so no sweep finds it without.
     name = os.path.basename(layout.ephemeral)

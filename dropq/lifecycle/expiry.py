@@ -17,7 +17,6 @@ def may_expire(context: QueueContext, file: MessageFile) -> bool:
 
 
 def has_expired(context: QueueContext, file: MessageFile) -> bool:
-    """Return whether a waiting message has expired."""
     return may_expire(context, file) and 0 < expires_at(context, file.name, file.arrival) <= context.clock.now_ms()
 
 

@@ -29,7 +29,7 @@ _TRIES = 3
 
 
 def new_word() -> bytes:
-    """Return a random word for a queue, which no other has."""
+    """Return a random word, which no other queue has."""
     return os.urandom(8).hex().encode()
 
 
@@ -39,7 +39,7 @@ def building(
 ) -> Iterator[EphemeralMarker | None]:
     """Build a queue under a hidden name for a block, which renames it to its place; remove it if the block raises.
 
-    The content of its files is by their paths in it. If it is to go with this process, the block gets its marker.
+    `files` has contents by their paths in it. If it is to go with this process, the block gets its marker.
     """
     marker = None
     try:

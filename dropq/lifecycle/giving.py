@@ -13,7 +13,6 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, QueueLayout
@@ -28,21 +27,12 @@ class OlderState(StorageError):
     """Raised where a queue is an older state of itself, or a copy: nothing was given or carried."""
 
 
-class _Sent(NamedTuple):
-    """The last list of a row that a queue has: its number, and the JSON file whose `note` is about it."""
-
-    number: int
-    path: str
-
-
 def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, int] | None = None) -> Row:
     """Return the row of a queue's messages for another queue; make it if there is none.
 
-    RACE: two processes at once may make two rows to one queue. Both are used from then on.
+    `asked` notes when each row was last changed, as its ledger was checked: unchanged, it is used without a check.
 
-    Args:
-        asked: when each row was last changed, as its ledger was checked. A row in it that has not changed since is used
-            without another check.
+    RACE: two processes at once may make two rows to one queue. Both are used from then on.
 
     Raises:
         OlderState: the queue is an older state of itself: nothing may be given.
@@ -62,7 +52,6 @@ def row_to(source: QueueContext, destination: RowDestination, asked: dict[str, i
 
 
 def _make(source: QueueContext, destination: RowDestination, name: str = "") -> Row:
-    """Make a row, which appears complete."""
     storage, layout = source.storage, source.layout
     token = secrets.token_hex(8)
     draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
@@ -91,10 +80,10 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
     reading.ask_server(layout.transfers)
     here = reading.names_in(layout.transfers)
     own = marks_of(layout)
-    for name, last in sorted(sent.items()):
+    for name, (last, path) in sorted(sent.items()):
         if name + ENDED in here:
             continue
-        said = _source_of(last.path) if destination.peer or name not in here else {}
+        said = _source_of(path) if destination.peer or name not in here else {}
         if name not in here and said.get("from") not in own:
             continue
         if destination.peer and said.get("from") in own and said.get("peer") not in (None, source.root.config.instance):
@@ -106,8 +95,8 @@ def refuse_older(source: QueueContext, destination: RowDestination) -> None:
         folder = f"{layout.transfers}/{name}"
         # RACE: one listing may miss the newest list, if that replaces another meanwhile.
         number = max(newest_list(folder), newest_list(folder))
-        if number < last.number:
-            why = _why(source, destination, name, number, last.number)
+        if number < last:
+            why = _why(source, destination, name, number, last)
             if name not in here:
                 with suppress(FileExistsError):  # RACE: another process makes it
                     _make(source, destination, name)
@@ -134,19 +123,16 @@ def newest_list(folder: str) -> int:
     return max((number for file in reading.names_in(folder) if (number := list_number(file)) is not None), default=0)
 
 
-def _sent_lists(layout: QueueLayout) -> dict[str, _Sent]:
-    """Return the last list of each row that a queue has: those in its ledger, and those that are committed."""
+def _sent_lists(layout: QueueLayout) -> dict[str, tuple[int, str]]:
+    """Return the number and the file of the last list of each row, in the ledger of a queue or committed there."""
     reading.ask_server(layout.ledger)
-    found = dict[str, _Sent]()
-    for (row, number), path in (*_in_ledger(layout), *_committed(layout)):
-        found[row] = max(found.get(row, _Sent(0, "")), _Sent(number, path))
+    in_ledger = [(sent_list(entry), f"{layout.ledger}/{entry}") for entry in reading.names_in(layout.ledger)]
+    found = dict[str, tuple[int, str]]()
+    for known, path in (*in_ledger, *_committed(layout)):
+        if known is not None:
+            row, number = known
+            found[row] = max(found.get(row, (0, "")), (number, path))
     return found
-
-
-def _in_ledger(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
-    for entry in reading.names_in(layout.ledger):
-        if (known := sent_list(entry)) is not None:
-            yield known, f"{layout.ledger}/{entry}"
 
 
 def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
@@ -160,10 +146,9 @@ def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
 
 
 def _source_of(path: str) -> Mapping[str, str]:
-    """Return what a list's note says of the queue that it came from; nothing where it cannot be read.
+    """Return a list's note: `from`, the mark of its queue, if that is known, and `peer`, the instance of its root.
 
-    It is `from`, the mark of the queue, which an older dropq did not write, and `peer`, the instance of its root.
-    Anybody who may write there can make such a list, and it must not keep others from giving.
+    Anybody who may write there can make a list that is damaged, and it must not keep others from giving.
     """
     said = None
     with suppress(ValueError), _unless_closed():

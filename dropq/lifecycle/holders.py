@@ -62,7 +62,6 @@ def decide(context: QueueContext, claim: Claim | None, signs: Signs) -> Decision
 
 
 def _end(context: QueueContext, claim: Claim) -> str:
-    """Return in words what a sweep does with a message whose holder cannot settle it any more."""
     end = returned(context, claim, counted=delivers(context, claim))
     if not end.reason:
         return "returns it"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVarTuple
 
 from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format import names
@@ -22,7 +23,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.staged import part_name
 from dropq.lifecycle import credits, dead_letters, giving, naming, reasons, transfers
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.lifecycle.endings import FAILED
 from dropq.lifecycle.open_queue import open_queue, open_root
 from dropq.lifecycle.processing import move_out
@@ -34,6 +35,8 @@ from dropq.storage.failures import describe, storage_error
 
 log = logging.getLogger("dropq")
 
+Rest = TypeVarTuple("Rest")
+
 #: What became of a message that was moved, but not synced.
 UNSYNCED = "the message is settled, but a power cut may undo it and deliver it again"
 UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it back"
@@ -41,16 +44,11 @@ UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it ba
 ROUTED = "routing"
 
 
-class Moves:
+class Moves(OfQueue):
     """The moves of one queue's messages that are no part of their delivery here."""
 
     def __init__(self, context: QueueContext) -> None:
-        self.context = context
-        self._layout = context.layout
-        self._config = context.config
-        self._storage = context.storage
-        self._sidecars = context.sidecars
-        self._ended = context.log.ended
+        super().__init__(context)
         self._asked: dict[str, int] = {}  # of the rows that were given to, see `giving.row_to`
 
     def to_dead_letter(
@@ -69,10 +67,9 @@ class Moves:
         goes to a row for it. A crash leaves it where it was or there.
 
         Args:
-            message: its claim; or its file, if it waits unclaimed.
+            message: its claim; or its file, if it waits unclaimed, in the `state` target, or delayed.
             reason: why it cannot be delivered, in a word of at most 32 bytes.
             details: what else to keep with the reason if it goes to error/.
-            state: where it waits unclaimed: target, or delayed.
 
         Returns:
             The location, with the state `dead-letter` or `error`; None if it waited, and another process took it first.
@@ -80,39 +77,39 @@ class Moves:
         if isinstance(message, Claim):
             name = naming.counted(self.context, message, cancel=cancel)
             fields = known_of(message, details)
-            leave = partial(move_out, self.context, message)
-            return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message)
+            out = partial(move_out, self.context, message)
+            return self._end_as_letter(out, self._layout.processing, name, reason, fields, message)
         folder = self._layout.folder(state)
-        leave = partial(self._move_waiting, f"{folder}/{message.filename}")
+        source = f"{folder}/{message.filename}"
+        leave = partial(_leave, source, stays=f"the message stays where it was, {source}")
         name = replace(message.name.unmarked, delivery_count=message.delivery_count)
-        try:
-            return self._end_as_letter(leave, folder, name, reason, details or {}, message)
-        except FileNotFoundError:
-            return None  # RACE: a consumer claimed it, or another process moved it
+        return self._end_as_letter(leave, folder, name, reason, details or {}, message)
 
     def _end_as_letter(
         self,
-        leave: Callable[..., str],
+        leave: Callable[..., str | None],
         folder: str,
         name: Name,
         reason: str,
         details: Mapping[str, object],
         message: Claim | MessageFile,
-    ) -> Location:
+    ) -> Location | None:
         """Move a message from a folder to the dead-letter queue, else to error/, by `leave(move, ...)`."""
         queue, own_name = self._config.dead_letter_queue, message.own_name
         ended = partial(self._ended, own_name=own_name, claim=message if isinstance(message, Claim) else None)
         try:
-            path = leave(
-                self._move_to_dead_letter_queue, queue, self._find_dead_letter_queue(queue, name), name, reason
-            )
+            path = leave(self._move_to_dead_letter_queue, queue, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
             file = leave(partial(move_with_reason, self.context), "error", name, reason, details)
+            if file is None:
+                return None
             ended(FAILED, reason=reason, details=details)
             log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
             return settled(self.context, own_name, Location("error", file), self._layout.error, folder)
+        if path is None:
+            return None
         ended(DEAD_LETTER, reason=reason, details=details, to=queue or "")
         location = Location(DEAD_LETTER, os.path.basename(path))
         return settled(self.context, own_name, location, os.path.dirname(path), folder)
@@ -136,10 +133,7 @@ class Moves:
         source = f"{self._layout.error}/{file}"
         try:
             inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
-            queue = self._config.dead_letter_queue
-            path = self._move_to_dead_letter_queue(
-                source, queue, self._find_dead_letter_queue(queue, name), name, reason
-            )
+            path = self._move_to_dead_letter_queue(source, self._config.dead_letter_queue, name, reason)
         except (OSError, DropqError) as error:
             log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
             return None
@@ -154,9 +148,7 @@ class Moves:
         name, queue = self._sidecars.whole(self._sidecars.parse(own_name)), self.context.root.config.dead_letter_queue
         name = replace(name, origin=origin, reason=dead_letters.NO_SUCH_QUEUE, not_before=0)
         try:
-            moved = self._move_to_dead_letter_queue(
-                path, queue, self._find_dead_letter_queue(queue, name), name, dead_letters.NO_SUCH_QUEUE
-            )
+            moved = self._move_to_dead_letter_queue(path, queue, name, dead_letters.NO_SUCH_QUEUE)
             self._ended(DEAD_LETTER, own_name, reason=dead_letters.NO_SUCH_QUEUE, to=queue or "", outcome="")
             sync_settled(self.context, os.path.dirname(moved))
             log.warning("queue %s is gone: message %s for it is a dead letter in %s", origin, name.id, queue)
@@ -179,10 +171,9 @@ class Moves:
             raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
         return destination
 
-    def _move_to_dead_letter_queue(
-        self, source: str, queue: str | None, destination: QueueLayout, name: Name, reason: str
-    ) -> str:
+    def _move_to_dead_letter_queue(self, source: str, queue: str | None, name: Name, reason: str) -> str:
         """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
+        destination = self._find_dead_letter_queue(queue, name)
         origin = self._sidecars.whole(name).origin if name.reason else ""  # it may be in the sidecar
         name = dead_letters.letter(name, origin or self.context.name, reason, self.context.clock.now_ms())
         sidecars = self.context.sidecars.at(destination)
@@ -200,8 +191,8 @@ class Moves:
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
         """Move a file into a folder, where it replaces nothing; return its path there.
 
-        If its name is taken, it gets the name that `marked` returns, which is unique. No name is reserved first: behind
-        a link, the empty file would be a message of another queue.
+        If its name is taken, it gets the unique name that `marked` returns. No name is reserved first: behind a link,
+        the empty file would be a message of another queue.
         """
         try:
             if self._storage.rename_exclusive(source, path := f"{folder}/{file}"):
@@ -211,20 +202,10 @@ class Moves:
         self._storage.rename(source, path := f"{folder}/{marked()}")
         return path
 
-    def _move_waiting(self, source: str, move: Callable[..., str], *args: object) -> str:
-        """Move an unclaimed file by `move(path, ...)`; FileNotFoundError if it is gone."""
-        try:
-            return move(source, *args)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not reading.exists(source):
-                raise
-            raise storage_error(error, f"the message stays where it was, {source}") from error
-
     def route(self, claim: Claim, folder: str) -> Location:
         """Move a claimed message into a route's folder, under its own name; the delivery is not counted."""
         path = move_out(self.context, claim, self._move_to_route, folder, claim.own_name)
-        self._ended("moved", claim.own_name, claim, to=os.path.basename(folder), intended=True)
-        return self._routed(claim.own_name, path, self._layout.processing)
+        return self._routed(claim.own_name, path, folder, self._layout.processing, claim)
 
     def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
         """Move a waiting message into a route's folder without a claim; return None if it is gone, or written to.
@@ -233,20 +214,13 @@ class Moves:
         """
         if self.context.settling.settles_at(file):
             return None
-        source = f"{self._layout.target}/{file.filename}"
-        try:
-            # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
-            path = self._move_to_route(source, folder, naming.next_delivery(self.context, file)[1])
-        except FileNotFoundError as error:
-            if reading.exists(source):
-                raise storage_error(error, f"{folder} is missing; the message stays in target/") from error
-            return None
-        except OSError as error:
-            raise storage_error(error, "the message stays in target/") from error
-        self._ended("moved", file.own_name, to=os.path.basename(folder), intended=True)
-        return self._routed(file.own_name, path, self._layout.target)
+        source, own_name = f"{self._layout.target}/{file.filename}", naming.next_delivery(self.context, file)[1]
+        # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
+        path = _leave(source, self._move_to_route, folder, own_name, stays="the message stays in target/", to=folder)
+        return None if path is None else self._routed(file.own_name, path, folder, self._layout.target)
 
-    def _routed(self, own_name: str, path: str, left: str) -> Location:
+    def _routed(self, own_name: str, path: str, folder: str, left: str, claim: Claim | None = None) -> Location:
+        self._ended("moved", own_name, claim, to=os.path.basename(folder), intended=True)
         location = Location(ROUTED, os.path.basename(path))
         return settled(self.context, own_name, location, os.path.dirname(path), left, fate=UNSYNCED_ROUTE)
 
@@ -283,57 +257,45 @@ class Moves:
             return True
 
     def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
-        """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
+        """Move a file from a folder into a queue's target/ as if it were new: counters and its clock start again.
 
-        Args:
-            source: the folder that it is in.
-            to: the queue that it goes to, which may be this one.
-
-        Returns:
-            Its name in target/, or in the row for that queue if it lies on another file system; None if another process
-            moved it first.
+        Return its name in target/, or in the row for that queue if it lies on another file system; None if another
+        process moved it first.
         """
         file = self._sidecars.file(filename)
         name = naming.restarted(self.context, file, to)
         if keep_expiration:
             name = replace(name, expiration=file.name.expiration)
         if source == self._layout.processing and to.layout.home == self._layout.home:
-            moved = self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
-        else:
-            moved = self._leave(source, filename, to, name)
-        return self._told("requeued", source, filename, to, moved)
+            name = replace(name, via=file.name.via)
+        return self._move_to_queue("requeued", source, filename, to, name)
 
     def move(self, source: str, filename: str, to: QueueContext) -> str | None:
-        """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
+        """Move a file into a queue's target/ with its counters and expiration; result as of `requeue`."""
         file = self._sidecars.file(filename)
         # The name of a foreign file in error/ or expired/ tells neither its tries nor its arrival: its reason does.
         name = self.context.reasons.complete(os.path.basename(source), filename, file.name)
         tries = max(name.delivery_count, file.delivery_count)
         name = replace(name, delivery_count=tries, not_before=0, lapsed="", via="")
         name = replace(name, copied=naming.stays_copied(self.context, name, to))
-        return self._told("moved", source, filename, to, self._leave(source, filename, to, name))
+        return self._move_to_queue("moved", source, filename, to, name)
 
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
         """Move a waiting message into another queue's target/, under a credit that was spent on it.
 
-        Counters and the queue's clock start again there; the hop counts. The credits under which it came stay. Return
-        what `requeue` does.
+        The credits under which it came stay. Counters and the queue's clock start again there; result as of `requeue`.
         """
         name = replace(naming.uncounted(file.name.unmarked), via=str(via), copied="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
-        moved = self._move_to_queue(self._layout.target, file.filename, to, name)
-        return self._told("moved", self._layout.target, file.filename, to, moved, intended=True)
+        return self._move_to_queue("moved", self._layout.target, file.filename, to, name, intended=True)
 
     def return_to(
         self, folder: str, filename: str, to: QueueContext, via: Via | None, *, copied: bool = False
     ) -> str | None:
         """Return a message to the queue that a selector had moved it from; a consumer that holds it loses the claim.
 
-        Args:
-            folder: the folder that it is in.
-            via: the credit under which it had come there, or None. From another file system the message comes back
-                without a credit, as no audit would find it on its way: this credit is freed.
-            copied: whether its copies were made there before it was moved.
+        `via` is the credit under which it had come there. From another file system the message comes back without one,
+        as no audit would find it on its way: the credit is freed. `copied`: its copies were made there before.
         """
         name = self._sidecars.file(filename, folder).name.unmarked
         name = replace(naming.uncounted(name), hops=max(name.hops - 1, 0))
@@ -349,7 +311,7 @@ class Moves:
             given = self._give_to(f"{folder}/{filename}", to, replace(name, via=""))
             if given is not None and via is not None:
                 credits.free_under(self.context, via, filename)
-        return self._told("moved", folder, filename, to, given, intended=True)
+        return self._logged("moved", folder, filename, to, given, intended=True)
 
     def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
         """Move a waiting message to its return address; result as of `move_on`.
@@ -361,42 +323,42 @@ class Moves:
         if not name.origin:
             name = replace(name, origin=self.context.name, reason=dead_letters.BOUNCED)
         name = replace(name, since=to.clock.now_ms())
-        moved = self._leave(self._layout.target, file.filename, to, name)
-        return self._told("moved", self._layout.target, file.filename, to, moved, intended=True)
+        return self._move_to_queue("moved", self._layout.target, file.filename, to, name, intended=True)
 
-    def _told(
+    def _logged(
         self, event: str, source: str, filename: str, to: QueueContext, moved: str | None, *, intended: bool = False
     ) -> str | None:
-        """Tell the log of a message that went from a folder to a queue, unless another process moved it first."""
+        """Log that a message went from a folder to a queue, unless another process moved it first."""
         if moved is not None:
             state, stays = os.path.basename(source), to.layout.home == self._layout.home
             outcome = "moved" if not stays else "returned" if state == "processing" else ""
-            self._taken(event, state, filename, outcome, to=to.name, intended=intended)
+            self._log_taken(event, state, filename, outcome, to=to.name, intended=intended)
         return moved
 
-    def _taken(
+    def _log_taken(
         self, event: str, state: str, filename: str, outcome: str, *, to: str = "", intended: bool = False
     ) -> None:
-        """Tell the log of a message that was taken out of a state; what was settled before does not count again."""
+        """Log that a message was taken out of a state; what was settled before does not count again."""
         file, outcome = self._sidecars.file(filename), "" if state in SETTLED else outcome
         claim = file.claim if state == "processing" else None
         self._ended(event, file.own_name, claim, to=to, state=state, outcome=outcome, intended=intended)
 
-    def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
-        """Move a file to a queue under a name without credits, and free those under which it had come."""
-        moved = self._move_to_queue(source, filename, to, name)
-        if moved is not None:
-            credits.free(self.context, filename)
-        return moved
+    def _move_to_queue(
+        self, event: str, source: str, filename: str, to: QueueContext, name: Name, *, intended: bool = False
+    ) -> str | None:
+        """Move a file to a queue, or to a row if the queue lies on another file system, and log that.
 
-    def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
-        """Move a file to a queue; give it to a row if the queue lies on another file system."""
+        A name without a credit frees the credits under which the file had come.
+        """
         try:
-            return self._rename_to_queue(source, filename, to, name)
+            moved = self._rename_to_queue(source, filename, to, name)
         except StorageError as error:
             if error.errno != errno.EXDEV:
                 raise
-        return self._give_to(f"{source}/{filename}", to, name)
+            moved = self._give_to(f"{source}/{filename}", to, name)
+        if moved is not None and not name.via:
+            credits.free(self.context, filename)
+        return self._logged(event, source, filename, to, moved, intended=intended)
 
     def _rename_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue by one rename; StorageError with EXDEV if the queue lies on another file system."""
@@ -406,7 +368,6 @@ class Moves:
         return file
 
     def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
-        """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
         with self.context.error_context("the message stays where it was"):
             row = self._row_to(transfers.RowDestination(to.root.layout, to.name, to.layout))
         return self.give(path, name, row.given)
@@ -415,22 +376,12 @@ class Moves:
         return giving.row_to(self.context, destination, self._asked)
 
     def give(self, path: str, name: Name | str, given: str) -> str | None:
-        """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.
+        """Move a file into a row; return its name there, which no file had, or None if another process moved it first.
 
-        Its `name` is text where it is plain, and needs no change. The move is not synced: the carrier does that before
-        it copies.
-
-        Returns:
-            Its name there, which no file had before; None if another process moved it first.
+        Its `name` is text where it is plain, and needs no change. The carrier that copies it syncs the move before.
         """
-        try:
-            return self._move_to_row(path, given, name).rpartition("/")[2]
-        except FileNotFoundError as error:
-            if reading.exists(path):
-                raise storage_error(error, f"{given} is missing; the message stays where it was") from error
-            return None
-        except OSError as error:
-            raise storage_error(error, "the message stays where it was") from error
+        path_there = _leave(path, self._move_to_row, given, name, stays="the message stays where it was", to=given)
+        return None if path_there is None else os.path.basename(path_there)
 
     def give_away(self, path: str, file: MessageFile, given: str, to: str) -> str | None:
         """Give a waiting message to a row for another root's queue, which people call `to`; result as of `give`."""
@@ -454,15 +405,13 @@ class Moves:
     def replay(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message, marked as a replay that was delivered once; the original stays.
 
-        A crash leaves at most the copy in working/, as a send does.
-
-        Returns:
-            The copy's name in target/; None if the message is not in the archive any more.
+        Return the copy's name in target/; None if the message is not in the archive any more. A crash leaves at most
+        the copy in working/, as a send does.
         """
         # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
         name = naming.restarted(self.context, self._sidecars.file(filename), to, is_replay=True)
         copy = self._copy_to(filename, to, replace(name, delivery_count=1, replayed=True))
-        return self._told("replayed", self._layout.processed, filename, to, copy)
+        return self._logged("replayed", self._layout.processed, filename, to, copy)
 
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message to a subscription, for its first delivery; its expiration stays."""
@@ -497,7 +446,7 @@ class Moves:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         if event:
-            self._taken(event, state, file, "removed")
+            self._log_taken(event, state, file, "removed")
         self.context.reasons.drop(state, file, inode)
         credits.free(self.context, file)
         sync_settled(self.context, self._layout.folder(state))
@@ -527,18 +476,28 @@ class Moves:
         """Move a message from target/, or delayed/, to expired/ with a reason; return False if it is gone."""
         folder = self._layout.folder(state)
         source = f"{folder}/{file.filename}"
-        try:
-            move_with_reason(self.context, source, "expired", file.name.unmarked, reason, {})
-        except FileNotFoundError as error:
-            if reading.exists(source):
-                raise storage_error(error, f"expired/ is missing; the message stays in {state}/") from error
+        move, stays = partial(move_with_reason, self.context), f"the message stays in {state}/"
+        if _leave(source, move, "expired", file.name.unmarked, reason, {}, stays=stays, to="expired/") is None:
             return False  # RACE: a consumer claimed it, and delivers it although its time is over
-        except OSError as error:
-            raise storage_error(error, f"the message stays in {state}/") from error
         self._ended("expired", file.own_name, reason=reason)
         credits.free(self.context, file.own_name)
         sync_settled(self.context, self._layout.expired, folder)
         return True
+
+
+def _leave(source: str, move: Callable[[str, *Rest], str], *args: *Rest, stays: str, to: str = "") -> str | None:
+    """Move an unclaimed file by `move(path, ...)`; return None if it is gone.
+
+    An error says where the message `stays`, and that the folder `to` is missing if it is.
+    """
+    try:
+        return move(source, *args)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            if not reading.exists(source):
+                return None  # RACE: a consumer claimed it, or another process moved it
+            stays = f"{to} is missing; {stays}" if to else stays
+        raise storage_error(error, stays) from error
 
 
 def move_with_reason(
@@ -582,9 +541,8 @@ def set_part_aside(context: QueueContext, path: str, name: Name, reason: str, de
 def end_part(context: QueueContext, path: str, state: str, own_name: str, reason: str) -> None:
     """Move a part of a committed message to a state of its queue; do nothing if another process moved it first.
 
-    Args:
-        own_name: its file name there; if that is taken, it gets another copy mark.
-        reason: the path of the file that says why it goes there, which names it and its inode.
+    If its name is taken there, it gets another copy mark. The file at the path `reason`, which has its name and inode,
+    says why it goes there.
     """
     folder = context.layout.folder(state)
     move: Callable[[str, str], None] = context.storage.move
@@ -615,12 +573,10 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         # RACE: another roll-forward was first
 
 
-def end_whole(context: QueueContext, path: str, own_name: str, end: str = "processed") -> None:
+def end_whole(context: QueueContext, path: str, own_name: str, end: str) -> None:
     """Archive a message whose parts have all been moved, or return it to target/; do nothing if it is gone.
 
-    Args:
-        own_name: its file name; in target/, a unique one.
-        end: processed, where it replaces no other message; target; or unlink, where parts of it take its place.
+    Its `own_name` is a unique one if it ends in target/. It ends by `unlink` where parts of it take its place.
     """
     if end == "target":
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -666,15 +622,6 @@ def sync_settled(context: QueueContext, *folders: str, location: Location | None
         raise failed from error
 
 
-def make_folder(context: QueueContext, folder: str) -> str:
-    """Make a folder that a message is about to go to; return it."""
-    try:
-        context.storage.make_folder(folder)
-    except OSError as error:
-        raise storage_error(error, "the message stays where it was") from error
-    return folder
-
-
 def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, object]:
     """Return what a reason says of a delivery, besides what its holder said of it."""
     arrived = {"arrived": time_text(claim.arrival)} if claim.arrival else {}
@@ -682,7 +629,6 @@ def known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, ob
 
 
 def _refusal(queue: str | None, error: DropqError | OSError) -> str:
-    """Return why a message cannot go to a dead-letter queue."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or not isinstance(cause, OSError):
         return str(error)

@@ -49,7 +49,6 @@ def unique(name: Name, *, chosen: bool = False) -> Name:
 
 
 def marked(name: Name) -> Name:
-    """Return a name with a mark that no other has."""
     return replace(name, foreign=False, copy=names.copy_mark(name))
 
 
@@ -78,10 +77,7 @@ def copy_name(context: QueueContext, name: Name) -> str:
 
 
 def coded(context: QueueContext, file: str, arrival: int) -> str:
-    """Return the name of a foreign file in dropq's own form, which no queue ignores.
-
-    By its arrival, in ms since 1970, it keeps its place in the order.
-    """
+    """Return a foreign file's name in dropq's own form, which no queue ignores; its arrival keeps its place."""
     name = context.sidecars.parse(file)
     return copy_name(context, replace(name, since=name.since or arrival))
 

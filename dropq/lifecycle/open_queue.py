@@ -27,7 +27,6 @@ from dropq.storage.files import Storage, refuse_links
 
 
 def open_root(path: str, clock: Clock | None) -> RootContext:
-    """Open a root, as `Root` says."""
     layout = RootLayout(path)
     with error_context("the root cannot be opened"):
         if not reading.is_folder(layout.path):
@@ -68,10 +67,10 @@ def refuse_closed(root: str, name: str) -> None:
             raise storage_error(error, f"queue {name} cannot be opened") from error
 
 
-def queue_names(root: RootContext, closed: queue_notes.Closed = queue_notes.pass_over) -> list[str]:
-    """Return the names of the queues, topics and subscriptions that are there, in order; `closed`: see `addresses`."""
+def queue_names(root: RootContext) -> list[str]:
+    """Return the names of the queues, topics and subscriptions that are there, in order."""
     with error_context("nothing was changed"):
-        there = set(queue_notes.addresses(root.layout, closed))
+        there = set(queue_notes.addresses(root.layout))
     return sorted(name for name in there if find_layout(root.layout.path, name))
 
 
@@ -86,10 +85,7 @@ def away_names(root: RootContext) -> list[str]:
 
 
 def open_queue(root: RootContext, name: str, public: object = None) -> QueueContext:
-    """Open a queue of a root.
-
-    Args:
-        public: the object that users know the queue as; None where no message of it is handed out.
+    """Open a queue of a root; `public` is as of `QueueContext`, and None where no message of it is handed out.
 
     Raises:
         NoSuchQueue: there is no such queue.
@@ -150,14 +146,12 @@ def context_of(
 
 
 def _is_subscription(address: str, name: str) -> bool:
-    """Return whether an address is that of a subscription of a name, with its client or without."""
     folder = address.partition("/")[2]
     subscription = SubscriptionName.of(folder) if folder else None
     return subscription is not None and name in (subscription.name, folder)
 
 
 def _makers(name: str) -> str:
-    """Return the command that makes a queue, topic or subscription of an address."""
     topic, slash, folder = name.partition("/")
     made = SubscriptionName.of(folder) if slash else None
     if made is not None:
@@ -206,7 +200,6 @@ def storage_of(config: QueueConfig, base: str | None = None) -> Storage:
 
 
 def _group_number(group: int | str | None) -> int | None:
-    """Return a group's number on this host."""
     if group is None or isinstance(group, int):
         return group
     import grp

@@ -41,10 +41,7 @@ def claimed_messages(context: QueueContext) -> list[MessageFile]:
 
 
 def committed_files(context: QueueContext) -> Iterator[MessageFile]:
-    """List the messages that were committed as a whole, and whose parts are not all moved yet.
-
-    Each counts as a message in processing/, where it came from.
-    """
+    """List the messages that were committed, and whose parts are not all moved: each counts as in processing/."""
     return (file for file, _ in committed(context))
 
 
@@ -59,17 +56,16 @@ def committed(context: QueueContext) -> Iterator[tuple[MessageFile, str]]:
 
 
 def has_committed(layout: QueueLayout) -> bool:
-    """Return whether a queue has a message that was committed as a whole, and whose parts are not all moved yet."""
+    """Return whether `committed_files` lists any message."""
     return any(StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
 
 
 def is_committed(folder: str) -> bool:
     """Return whether the message itself lies in a staged folder, and not a fence, which keeps it out."""
-    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
-    size = reading.regular_size(whole)
+    size = reading.regular_size(f"{folder}/{WHOLE}")
     if size is None or os.path.islink(folder):  # no staged folder is a link
         return False
-    return size != len(fence) or reading.read_small(whole) != fence
+    return not _is_fence(folder, size)
 
 
 def is_dropped(folder: str) -> bool:
@@ -77,10 +73,15 @@ def is_dropped(folder: str) -> bool:
 
     RACE: the holder may commit at any moment: two looks, for no commit and for a name that is taken, prove nothing.
     """
-    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
-    return (reading.is_folder(whole) and not os.path.islink(whole)) or (
-        reading.regular_size(whole) == len(fence) and reading.read_small(whole) == fence
-    )
+    whole = f"{folder}/{WHOLE}"
+    is_folder = reading.is_folder(whole) and not os.path.islink(whole)
+    return is_folder or _is_fence(folder, reading.regular_size(whole))
+
+
+def _is_fence(folder: str, size: int | None) -> bool:
+    """Return whether the file `whole` of a staged folder, which has this size, is a fence."""
+    fence = os.fsencode(os.path.basename(folder))
+    return size == len(fence) and reading.read_small(f"{folder}/{WHOLE}") == fence
 
 
 def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim]:
@@ -101,7 +102,6 @@ def find_claim(context: QueueContext, owner: str) -> Claim | None:
 
 
 def claims_of(context: QueueContext, subscription: str) -> list[Claim]:
-    """List the claims of a subscription."""
     return [claim for claim in claims_in(context) if claim.subscription == subscription]
 
 
@@ -171,9 +171,9 @@ def find_renewed(context: QueueContext, claim: Claim, error: OSError) -> None:
         raise storage_error(refused, f"the message stays in processing/ as {claim.filename}") from refused
 
 
-def lost(context: QueueContext, claim: Claim) -> str:
-    """Return the text of the error for a claim that is gone."""
+def lost(context: QueueContext, claim: Claim, did: str = "settled or requeued", unchanged: str = "changed") -> str:
+    """Return the text of the error for a claim that is gone: what somebody else may have done, and we have not."""
     return (
         f"message {context.sidecars.parse(claim.own_name).id}: claim {claim.owner} on queue {context.layout.home} is "
-        "gone (its lease ran out, it expired, or somebody else settled or requeued it); nothing was changed"
+        f"gone (its lease ran out, it expired, or somebody else {did} it); nothing was {unchanged}"
     )

@@ -179,7 +179,7 @@ def why_away(root: RootLayout, address: str) -> str:
 def once_there(root: RootLayout) -> set[str]:
     """Return names of queues that may be away: the root has a note of the queue, or a link that leads nowhere.
 
-    Topics and subscriptions lie on the root's own disk as a rule, and are left out.
+    Topics and subscriptions, which lie on the root's own disk as a rule, are left out.
     """
     found = {entry.name for entry in entries(root.path) if entry.is_symlink() and not os.path.exists(entry.path)}
     with suppress(PermissionError):
@@ -275,7 +275,6 @@ def _is_temporary(root: RootLayout, base: str) -> bool:
 
 
 def _notes(root: RootLayout, base: str, private: str) -> set[str]:
-    """Return the names of all notes that may be about a queue."""
     return {_path_note(root, base), *marks_in(private)}
 
 
@@ -295,7 +294,7 @@ class Seen(NamedTuple):
 
 
 def scan(root: str) -> Seen:
-    """Read all file names below a root, also behind its queues' symbolic links; OSError where that fails."""
+    """Do what `scanning` does, at once."""
     steps = scanning(RootLayout(root))
     while True:
         try:
@@ -305,7 +304,7 @@ def scan(root: str) -> Seen:
 
 
 def scanning(root: RootLayout) -> Generator[int, None, Seen]:
-    """Do what `scan` does, and yield 0 for each name."""
+    """Read all file names below a root, also behind its queues' symbolic links, and yield 0 for each name."""
     layouts = list(queue_layouts(root))
     for layout in layouts:
         _refuse_link(layout.private)
@@ -403,12 +402,11 @@ def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
 
 
 def is_shared(root: RootLayout) -> bool:
-    """Return whether a DropboxMQ may work in a root, too."""
     return has_dropboxmq(root.path)
 
 
 def hidden_subscriptions(root: RootLayout, topic: str) -> Iterator[str]:
-    """Yield the folders of a topic's subscriptions that were removed, and wait for a DropboxMQ that writes to them."""
+    """Yield the folders of a topic's removed subscriptions, which wait for a DropboxMQ that writes to them."""
     layout = topic_layout(root.path, topic)
     for folder in _subscription_folders(root, topic):
         if exists(subscription_layout(layout, folder).removed):

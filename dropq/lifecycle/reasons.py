@@ -183,11 +183,9 @@ def content(fields: Mapping[str, object], name: str, inode: int) -> bytes:
 
 
 def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:
-    """Return whether a reason is about a file that is in a folder.
+    """Return whether a reason, whose own file name is `file`, is about a file that is in a folder.
 
-    Args:
-        file: the reason's own file name. It says whether the reason is filed by the name alone. A reason that is also
-            filed by an inode is about a file with another inode only if no second file can have the name.
+    A reason that is filed by an inode is about a file with another inode only if no second file can have the name.
     """
     name = reason.get("name")
     if not isinstance(name, str) or os.path.basename(name) != name:
@@ -200,7 +198,6 @@ def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:
 
 
 def _file(name: str, inode: int | None) -> str:
-    """Return the file name of a file's reason."""
     digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
     return f"{digest}.json"
 

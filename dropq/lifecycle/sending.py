@@ -9,18 +9,13 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.names import Name
 from dropq.lifecycle import naming
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.storage import reading
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context, storage_error
 
 
-class Outlet:
+class Outlet(OfQueue):
     """Sends to one queue."""
-
-    def __init__(self, context: QueueContext) -> None:
-        self.context = context
-        self._layout = context.layout
-        self._storage = context.storage
 
     def close(self) -> None:
         """Close open files and locks."""
@@ -124,10 +119,8 @@ def into_target(context: QueueContext, source: str, name: Name, *, unique: bool 
         return None  # RACE: another process moved it first
     except OSError as error:
         raise storage_error(error, f"the message stays where it was, {source}") from error
-    try:
+    with error_context("the message is in target/; do not move it again"):
         context.storage.sync(context.layout.target)
-    except OSError as error:
-        raise storage_error(error, "the message is in target/; do not move it again") from error
     return file
 
 

@@ -1,7 +1,6 @@
 """The contract for settling messages, and the plain claims of a queue: one rename makes a claim, one settles it.
 
-Plain claims, also of published messages and claims made by hand, are `Claims`; the shares of a barrier and the records
-of a bundle are settled by the same five verbs.
+The shares of a barrier and the records of a bundle are settled by the same five verbs.
 """
 
 from __future__ import annotations
@@ -19,22 +18,14 @@ from dropq.format.claims import Claim, Location, claim_id
 from dropq.format.layout import DEAD_LETTER
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits, naming
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import OfQueue, QueueContext
 from dropq.lifecycle.endings import Details, HowReturned, ended_as, returned, why_returned
-from dropq.lifecycle.moving import (
-    Moves,
-    is_generated,
-    known_of,
-    make_folder,
-    move_with_reason,
-    settled,
-    sync_settled,
-)
+from dropq.lifecycle.moving import Moves, is_generated, known_of, move_with_reason, settled, sync_settled
 from dropq.lifecycle.processing import find_renewed, move_out
 from dropq.lifecycle.sending import move_to_wait
 from dropq.storage import reading
 from dropq.storage.clock import pass_tick
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context, storage_error
 
 log = logging.getLogger("dropq")
 
@@ -74,27 +65,20 @@ class Settlement(Protocol):
         return self.give_back(claim, counted=counted, delay=None if counted else 0)
 
 
-class Claims(Settlement):
+class Claims(OfQueue, Settlement):
     """The claims of one queue: each is made by one rename, and settled by one."""
 
     def __init__(self, context: QueueContext) -> None:
-        self.context = context
-        self._layout = context.layout
-        self._config = context.config
-        self._storage = context.storage
-        self._sidecars = context.sidecars
+        super().__init__(context)
         self._moves = Moves(context)
-        self._ended = context.log.ended
 
     def claim(
         self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
     ) -> Claim | None:
         """Claim a waiting message; return None if another consumer was first, or somebody writes to its file.
 
-        Args:
-            deadline: when its lease runs out, in ms since 1970; 0 for never.
-            again: keep in its name the claim whose lease ran out: the same stream claims it again.
-            state: where it waits: target, or delayed to settle it before its delay is over.
+        Its lease runs out at the `deadline`, in ms since 1970; 0 for never. `again` keeps in its name the claim whose
+        lease ran out, as the same stream claims it again. It waits in the `state` target, or delayed.
         """
         number, own_name = (1, file.filename) if file.plain else naming.next_delivery(self.context, file, again=again)
         layout = self._layout
@@ -182,8 +166,7 @@ class Claims(Settlement):
     def give_back(self, claim: Claim, *, lapsed: str = "", **how: Unpack[HowReturned]) -> Location:
         """Return a claimed message to target/, or to delayed/; or end it, as `after_delivery` decides.
 
-        Args:
-            lapsed: the claim whose lease ran out; its name shows it to a stream that claims the message again.
+        Its name shows the `lapsed` claim, whose lease ran out, to a stream that claims the message again.
         """
         name, state, reason, details = returned(self.context, claim, **how)
         if reason:
@@ -226,7 +209,9 @@ class Claims(Settlement):
 
     def hold_privately(self, claim: Claim) -> str:
         """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
-        folder = make_folder(self.context, f"{self._layout.held}/{claim.owner}")
+        folder = f"{self._layout.held}/{claim.owner}"
+        with error_context("the message stays where it was"):
+            self._storage.make_folder(folder)
         path = f"{folder}/{claim.own_name}"
         move_out(self.context, claim, self._storage.rename, path)
         self._ended("acked", claim.own_name, claim)

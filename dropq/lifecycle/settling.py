@@ -8,7 +8,6 @@ the write. Only files under foreign names have to settle: dropq never shows a fi
 from __future__ import annotations
 
 import os
-import sys
 from typing import NamedTuple
 
 from dropq.format import names
@@ -19,10 +18,8 @@ from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: Bytes for remembering how files looked. Beyond that the oldest entry is forgotten: its file waits longer.
-REMEMBERED = 4 << 20
-#: How many bytes it takes to remember a file, besides its name: its two times, its inode, and their place in a table.
-_ENTRY = 300
+#: How many files are remembered, in half a KiB each. Beyond that the oldest is forgotten, and waits longer.
+REMEMBERED = 8_000
 #: Milliseconds within which an event is read, of a file that was moved in.
 RECENT = 50
 
@@ -65,54 +62,10 @@ class Seen(NamedTuple):
 _WHOLE = Seen(0, None)
 
 
-class _Unchanged(NamedTuple):
-    """Since when a file has stood unchanged: its inode and its ctime, and that time, in ms since 1970."""
-
-    inode: int
-    changed_ns: int
-    since: int
-
-
-class _Memory:
-    """What was seen of files, by their names; the oldest goes when it takes too many bytes."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, _Unchanged] = {}
-        self._size = 0
-
-    def since(self, file: str, found: os.stat_result) -> int | None:
-        """Return since when a file has stood unchanged; None if that is not known of what is there now."""
-        known = self._files.get(file)
-        if known is None or known[:2] != (found.st_ino, found.st_ctime_ns):
-            return None
-        return known.since
-
-    def note(self, file: str, found: os.stat_result, since: int) -> int:
-        """Remember since when a file has stood unchanged; return that."""
-        self._forget(file)
-        self._files[file] = _Unchanged(found.st_ino, found.st_ctime_ns, since)
-        self._size += _size(file)
-        while self._size > REMEMBERED:
-            self._forget(next(iter(self._files)))
-        return since
-
-    def _forget(self, file: str) -> None:
-        if self._files.pop(file, None) is not None:
-            self._size -= _size(file)
-
-
-def _size(file: str) -> int:
-    return sys.getsizeof(file) + _ENTRY
-
-
 class Settling:
     """Decides when the files of one queue's target/ have settled.
 
-    Args:
-        folder: the queue's target/.
-        settle_time: seconds that every file waits after its last change; 0 for none; None for none, but where the last
-            change was a write.
-        timing: how long a file waits whose last change was a write.
+    Every file waits for `settle_time` seconds after its last change; None: only where the last change was a write.
     """
 
     def __init__(self, folder: str, settle_time: float | None, clock: Clock, timing: Timing) -> None:
@@ -121,8 +74,9 @@ class Settling:
         self._clock = clock
         self._written_in_place = timing.written_in_place
         self._shared: bool | None = None
-        #: Of files whose ctime is in the future; and of those that were moved in, since 0.
-        self._memory = _Memory()
+        #: By name, the inode and ctime of files, and since when they have stood unchanged, in ms since 1970: of files
+        #: whose ctime is in the future, and of those that were moved in, since 0.
+        self._unchanged: dict[str, tuple[int, int, int]] = {}
 
     @property
     def patience(self) -> float:
@@ -134,11 +88,12 @@ class Settling:
         if not file.name.foreign or (self._settle_time is None and not _may_go_on(found)) or not self.patience:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
-        known = self._memory.since(file.filename, found)
-        if known is not None:
-            changed = known
+        inode, changed_ns, since = self._unchanged.get(file.filename, (0, 0, 0))
+        if (inode, changed_ns) == (found.st_ino, found.st_ctime_ns):
+            changed = since
         elif changed > now:
-            changed = self._memory.note(file.filename, found, now)
+            self._note(file.filename, found, now)
+            changed = now
         due = changed + int(self.patience * 1000)
         return due if due > now else 0
 
@@ -156,7 +111,13 @@ class Settling:
             return  # RACE: somebody has claimed it
         is_recent = self._clock.now_ms() - found.st_ctime_ns // 1_000_000 < RECENT
         if is_recent and _may_go_on(found):  # it was written in the same tick: its times alone do not tell
-            self._memory.note(file, found, since=0)
+            self._note(file, found, since=0)
+
+    def _note(self, file: str, found: os.stat_result, since: int) -> None:
+        self._unchanged.pop(file, None)
+        self._unchanged[file] = found.st_ino, found.st_ctime_ns, since
+        if len(self._unchanged) > REMEMBERED:
+            del self._unchanged[next(iter(self._unchanged))]
 
     def seen(self, file: MessageFile, folder: str) -> Seen:
         """Look at a message that waits in a folder of the queue, before it is taken from there."""

@@ -38,11 +38,9 @@ _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errn
 
 
 class Sidecars:
-    """The sidecars of one root.
+    """The sidecars of one root, in the folder `.dropq/meta/`.
 
     Args:
-        folder: the root's `.dropq/meta/`; made when the first sidecar is written.
-        storage: writes them, as durable as bodies.
         typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
         ignored: returns whether a name is never a message's.
         queue: the private folder of the queue whose names are written; None if no names are written.
@@ -206,7 +204,9 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
     ages = dict[str, int]()
     why = "its folder cannot be worked in"
     try:
-        for entry in _sidecar_files(folder):
+        for entry in entries(folder):
+            if not entry.name.endswith(".json") or entry.name.startswith(".") or not is_message_file(entry):
+                continue
             if not ages:
                 storage.stamp(passes)  # first: also after a pass that fails, the next waits for `again`
             with suppress(FileNotFoundError):  # RACE: another pass removed it
@@ -236,12 +236,6 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
         storage.unlink(f"{folder}/{token}.json")
         yield 1
     storage.write_small(passes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
-
-
-def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:
-    for entry in entries(folder):
-        if entry.name.endswith(".json") and not entry.name.startswith(".") and is_message_file(entry):
-            yield entry
 
 
 def _missed_before(passes: str) -> dict[str, int]:

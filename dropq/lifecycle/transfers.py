@@ -45,29 +45,23 @@ class RowDestination(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: where a queue's messages for one other queue wait.
-
-    Attributes:
-        folder: its folder.
-        root: the root of that queue; "" for the root that the row is in.
-        queue: the queue's address.
-        mark: the queue's mark, which another queue of its name does not have.
-        source: the mark of the queue that the row is in; "" where an older dropq wrote the row.
-        host: the host that wrote the row; "" as `source`.
-        peer: the instance of the root that the queue is in, whose bridge takes the messages; "" if no bridge does.
-    """
+    """A row: where a queue's messages for one other queue wait."""
 
     folder: str
+    #: The root of that queue; "" for the root that the row is in.
     root: str
     queue: str
+    #: The mark of that queue, which another queue of its name does not have.
     mark: str
+    #: The mark of the queue that the row is in; "" where an older dropq wrote the row.
     source: str
+    #: The host that wrote the row; "" as `source`.
     host: str
+    #: The instance of the root that the queue is in, whose bridge takes the messages; "" if no bridge does.
     peer: str = ""
 
     @property
     def name(self) -> str:
-        """Its name, 16 hex digits."""
         return os.path.basename(self.folder)
 
     @property
@@ -104,7 +98,6 @@ class Row:
 
 
 def marks_of(layout: QueueLayout) -> set[str]:
-    """Return the marks of a queue."""
     return queue_notes.marks_in(layout.private)
 
 
@@ -165,10 +158,7 @@ def given_messages(layout: QueueLayout) -> Iterator[tuple[Row, str]]:
 
 
 def in_transit(layout: QueueLayout) -> dict[str, int]:
-    """Return how many messages are on their way to each queue on another file system.
-
-    Messages in an unreadable row, or in a folder there that is no row, count as on their way to `?`.
-    """
+    """Return how many messages are on their way to each queue on another file system; `?` if no row says to which."""
     destinations, counts = {row.folder: row.destination for row in rows(layout)}, Counter[str]()
     for entry in list(reading.entries(layout.transfers)):
         if entry.is_dir(follow_symlinks=False):
@@ -190,8 +180,7 @@ def vias_in_transit(layout: QueueLayout) -> Iterator[Via]:
                 yield via
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why the last try gave or carried nothing: `why` in words, and whether the queue is an older state of itself."""
 
     why: str

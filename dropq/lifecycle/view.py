@@ -1,14 +1,12 @@
 """The view of target/ that consumers take from: an ordered and bounded list of waiting messages.
 
-One listing serves many claims, because a listing for each claim would cost the square of the number of messages. A view
-is refreshed when it is used up, or older than `Timing.max_age`, so that an urgent new message is seen. With many
+A view is refreshed when it is used up, or older than `Timing.max_age`, so that an urgent new message is seen. With many
 messages, it may get older: listing takes at most about a tenth of the time. A view holds at most `depth` messages, so
-its memory does not grow with the queue: first the first messages of all, and when these are used up, the messages
-behind them.
+its memory does not grow with the queue: first the first of all, and when these are used up, those behind them.
 
-Consumers that compete for the same files share them: a hash of a message's name says whose share it is in. Within a
-priority, a consumer begins with its own share, and continues with what the others have left of theirs. Now and then it
-takes the oldest message of their shares, so that the share of a busy or dead consumer does not wait for ever.
+Consumers that compete share the messages by a hash of their names. Within a priority, a consumer begins with its own
+share, and continues with what the others have left of theirs. Now and then it takes the oldest message of their shares,
+so that the share of a busy or dead consumer does not wait for ever.
 """
 
 from __future__ import annotations
@@ -55,15 +53,9 @@ class TargetView:
     """The waiting messages of one folder, in order of delivery.
 
     Args:
-        folder: the folder, a queue's target/.
         ignored: returns whether a name is never a message's.
-        timing: how long a view is fresh.
         depth: the most messages that the view holds; None for all.
         settling: leaves out the files that may still be written to; None shows them, too.
-
-    Attributes:
-        unsettled: when each file has settled that the last listing left out, in ms since 1970, by its name.
-        is_empty: whether the last listing found nothing but names that are never a message's.
     """
 
     def __init__(
@@ -82,7 +74,9 @@ class TargetView:
         self._timing = timing
         self.depth = depth
         self._settling = settling
+        #: When each file has settled that the last listing left out, in ms since 1970, by its name.
         self.unsettled: dict[str, int] = {}
+        #: Whether the last listing found nothing but names that are never a message's.
         self.is_empty = False
         self._arrivals: Arrivals = {}
         self._share = 0, 1
@@ -134,9 +128,9 @@ class TargetView:
     def show_settled(self) -> bool:
         """Offer the files that have settled since the listing left them out; return False if none has settled."""
         left_out, self.unsettled = self.unsettled, {}
-        files = [self._sidecars.file(name, self._folder) for name in left_out]
         keyed: list[Keyed] = []
-        for file in files:
+        for name in left_out:
+            file = self._sidecars.file(name, self._folder)
             if arrival := self._arrival(file):
                 file.arrival = arrival
                 keyed.append((self._order(file), file))
@@ -180,7 +174,6 @@ class TargetView:
         return (file for file in self._as_files(group) if reading.may_be_message(f"{self._folder}/{file.filename}"))
 
     def _as_files(self, group: Group) -> Iterator[MessageFile]:
-        """Return message files for the names of one priority."""
         typed = self._sidecars.typed_replies
         file_of = partial(MessageFile, folder=self._folder, typed_replies=typed)
         coded = [item for item in group if isinstance(item, str)]
@@ -219,7 +212,6 @@ class TargetView:
         return _by_priority(kept)
 
     def _in_order(self, keyed: list[Keyed]) -> Iterator[Group]:
-        """Return the first messages, as many as the view may hold, by priority."""
         full = self.depth is not None and len(keyed) >= self.depth
         keyed = sorted(keyed, key=_key)[: self.depth]
         self._end = _key(keyed[-1]) if full else None
@@ -269,12 +261,8 @@ class TargetView:
 class _FirstNames:
     """Keeps the first of the names that contain their time, in order of delivery; other names are called odd.
 
-    Names are bundled by their priority and by about a day of their time. Bundles behind the end are dropped as a whole,
-    so that dropping a name costs less than listing it.
-
-    Args:
-        depth: how many names to keep; None for all.
-        behind: keep only names behind this key; None for the first of all.
+    It keeps `depth` names, None for all, and only names behind the key `behind`. Names are bundled by their priority
+    and by about a day of their time. Bundles behind the end are dropped as a whole, which costs less than listing them.
     """
 
     def __init__(self, depth: int | None, behind: Key | None = None) -> None:
@@ -308,7 +296,6 @@ class _FirstNames:
         return odd
 
     def names(self) -> Iterator[str]:
-        """Yield the first names in order."""
         self._cut(self._count if self._depth is None else self._depth)
         return chain.from_iterable(self._bundles.values())
 

@@ -21,12 +21,11 @@ def copy_part(
     end: int | None = None,
     empty: Iterable[tuple[int, int]] = (),
 ) -> None:
-    """Write the part of a body from one of its records on, behind the head of the body.
+    """Write the part of a body, a seekable file, from one of its records on, behind the head of the body.
 
     A part is read with the number of the record at `begin` as its first. Bytes that are no records are copied, too.
 
     Args:
-        source: the body; it must be seekable.
         head: the head of the body, as its reader found it; b"" if the part begins at byte 0.
         begin, end: where the part begins, and where the record behind it begins; None for the end of the body.
         empty: where records begin and end that become empty lines, rows or frames, in order.
@@ -46,7 +45,6 @@ def copy_part(
 
 
 def _copy(source: IO[bytes], target: IO[bytes], begin: int, end: int | None) -> None:
-    """Copy the bytes between two offsets of a file, or to its end."""
     source.seek(begin)
     while end is None or begin < end:
         data = source.read(BLOCK if end is None else min(BLOCK, end - begin))

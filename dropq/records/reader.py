@@ -30,8 +30,8 @@ class RecordReader:
         max_bytes: bytes that a record has at most, or in csv all that is before the first row.
 
     Attributes:
-        head: what is before the first line, row or frame: a byte order mark, and in csv also the header and the empty
-            lines before it. It is known when the first record was asked for.
+        head: what is before the first record: a byte order mark, and in csv also the header and the empty lines before
+            it. It is known when the first record was asked for.
         following: after the last record, the number that another line, row or frame would have.
     """
 

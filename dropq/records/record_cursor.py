@@ -25,12 +25,10 @@ Span = tuple[int, int]
 
 
 class Fate(NamedTuple):
-    """The verb, nack, fail or reject, that a record gets as the message that it becomes, as it is not acknowledged.
-
-    `delay` has the seconds before the next delivery after a nack; None takes the queue's redelivery_delay.
-    """
+    """The verb, nack, fail or reject, that a record gets as the message that it becomes, as it is not acknowledged."""
 
     verb: str
+    #: Seconds before the next delivery after a nack; None takes the queue's redelivery_delay.
     delay: float | None = None
     reason: str = ""
     details: Mapping[str, object] = {}
@@ -59,7 +57,7 @@ class RecordCursor:
     Attributes:
         others: the records that were settled and not acknowledged, by number.
         acked, failed: how many were acknowledged, and how many failed or were rejected.
-        held_bytes: bytes of the others, which wait in memory.
+        buffered_bytes: bytes of the others, which wait in memory.
     """
 
     def __init__(self, file: IO[bytes], body_format: str, *, first: int = 1, max_bytes: int = MAX_RECORD_BYTES) -> None:

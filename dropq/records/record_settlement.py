@@ -58,19 +58,14 @@ class Part:
 
 
 class RecordSettlement(Settlement):
-    """Settles one claimed message by its records.
+    """Settles one claimed message by its records, or by `claims` as a whole.
 
-    Args:
-        claims: settle it as a whole.
-        lease: seconds for which its lease is renewed while parts are written; None without a lease.
-
-    Attributes:
-        claims: settle the message as a whole.
-        parts: the parts that it was settled as; empty if it is not settled, or one rename settled it.
+    While parts are written, its lease is renewed for `lease` seconds; None without a lease.
     """
 
     def __init__(self, claims: Claims, cursor: RecordCursor, lease: float | None) -> None:
         self.context = claims.context
+        #: The parts that the message was settled as; empty if it is not settled, or one rename settled it.
         self.parts: list[OwnPart] = []
         self.cursor = cursor
         self.claims = claims
@@ -79,7 +74,6 @@ class RecordSettlement(Settlement):
 
     @contextmanager
     def _frozen(self, claim: Claim) -> Iterator[None]:
-        """Let no record be taken or settled in the block, which settles the message."""
         with self.cursor.frozen():
             try:
                 yield
@@ -131,7 +125,6 @@ class RecordSettlement(Settlement):
             return self._commit(claim, Goes(name, state, reason, details or {}))
 
     def extend(self, claim: Claim, deadline: int) -> Claim:
-        """Give the message's claim a new deadline."""
         return self.claims.extend(claim, deadline)
 
     def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
@@ -161,13 +154,11 @@ class RecordSettlement(Settlement):
         return None
 
     def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
-        """Settle a one-record message by one rename."""
         if fate.verb == "reject":
             return self.claims.set_aside(claim, "error", "rejected", fate.said)
         return self.claims.give_back(claim, **_how(fate))
 
     def _goes(self, name: Name, fate: Fate) -> Goes:
-        """Return where the message of this name goes that a record becomes."""
         if fate.verb == "reject":
             return Goes(name, "error", "rejected", fate.said)
         return after_delivery(self.context, replace(name, cancels=int(fate.verb == "nack")), **_how(fate))
@@ -184,7 +175,7 @@ class RecordSettlement(Settlement):
         parts = [self._part_of(claim, number, each) for number, each in sorted(cursor.others.items())]
         if rest is None:
             location = self._settle_as(claim, parts)
-            self._tell_records(parts)
+            self._log_records(parts)
             if self.parts:  # else its body was changed meanwhile
                 self.context.log.ended("acked", claim.own_name, claim)
             return location
@@ -196,23 +187,22 @@ class RecordSettlement(Settlement):
         heir = Part(goes, Copied(begin, None, empty))
         if acked is not None and self.context.config.history:
             number, begin, end, empty = acked
-            name = replace(
-                self._kept_in_order(claim, naming.counted(self.context, claim)), first=_capped(number), via=""
-            )
+            name = self._kept_in_order(claim, naming.counted(self.context, claim))
+            name = replace(name, first=_capped(number), via="")
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         location = self._settle_as(claim, [*parts, heir], heir=heir)
-        self._tell_records(parts)
+        self._log_records(parts)
         if self.parts and (why or rest.reason):
-            self._tell(claim.own_name, location.state, rest, why or (rest.reason, rest.details), claim)
+            self._log(claim.own_name, location.state, rest, why or (rest.reason, rest.details), claim)
         return location
 
-    def _tell_records(self, parts: list[Part]) -> None:
-        """Tell the log of each record that failed or was given back; the bundle alone counts as a message."""
+    def _log_records(self, parts: list[Part]) -> None:
+        """Log each record that failed or was given back; the bundle alone counts as a message."""
         others = sorted(self.cursor.others.items())
         for part, own, (_, each) in zip(parts, self.parts, others, strict=False):  # the rest is acknowledged, or left
-            self._tell(own.own_name, own.state, part.goes, why_returned(**_how(each.fate)))
+            self._log(own.own_name, own.state, part.goes, why_returned(**_how(each.fate)))
 
-    def _tell(self, own: str, state: str, goes: Goes, why: tuple[str, Details], claim: Claim | None = None) -> None:
+    def _log(self, own: str, state: str, goes: Goes, why: tuple[str, Details], claim: Claim | None = None) -> None:
         event = ended_as(state, goes.reason) if goes.reason else "returned"
         (reason, said), outcome = why, None if claim else ""
         to = (self.context.config.dead_letter_queue or "") if state == DEAD_LETTER else ""
@@ -223,7 +213,6 @@ class RecordSettlement(Settlement):
         return self.cursor.is_changed(claim.path) or self.claims.is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
-        """Return the part of a record that is not acknowledged."""
         name = self.context.sidecars.whole(naming.counted(self.context, claim))
         since = name.since or name.timestamp or self._arrival(claim)
         name = Name(
@@ -304,7 +293,7 @@ class RecordSettlement(Settlement):
         return OwnPart(number, state, self.context.sidecars.fit(replace(name, copy="") if name.via else name))
 
     def _write(self, claim: Claim, folder: str, parts: list[tuple[OwnPart, Part]], time: int) -> None:
-        """Write the parts into a staged folder, with the reasons of those that have one."""
+        """Write the parts into a staged folder, with their reasons."""
         self._renew(claim)
         began, copied = monotonic(), 0
         count = len(parts) + sum(bool(part.goes.reason) for _, part in parts)
@@ -323,16 +312,13 @@ class RecordSettlement(Settlement):
         self.context.storage.note_copy(copied, monotonic() - began)
 
     def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> int:
-        """Copy a part of the body to a new file; return the bytes that it has."""
+        """Copy a part of the body to a new file; return its size."""
         cursor = self.cursor
         file, offset, fd = cursor.file, cursor.file.tell(), self.context.storage.create(path)
         try:
             with open(fd, "wb", closefd=False) as target:
-                step = _Steps(target, lambda: self._renew(claim))
-                begin, end, empty = copied
-                copy_part(
-                    file, cast(IO[bytes], step), cursor.format, head=cursor.head, begin=begin, end=end, empty=empty
-                )
+                step = cast(IO[bytes], _Steps(target, lambda: self._renew(claim)))
+                copy_part(file, step, cursor.format, head=cursor.head, **copied._asdict())
             if synced:
                 self.context.storage.sync_file(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
@@ -352,9 +338,9 @@ class RecordSettlement(Settlement):
 
 def _how(fate: Fate) -> HowReturned:
     """Return how the delivery of a record ended, after a nack or a failure."""
-    return (
-        {"cancel": True, "delay": fate.delay, "said": fate.details} if fate.verb == "nack" else {"failure": fate.said}
-    )
+    if fate.verb == "nack":
+        return {"cancel": True, "delay": fate.delay, "said": fate.details}
+    return {"failure": fate.said}
 
 
 def _capped(number: int) -> int:
@@ -371,7 +357,6 @@ class _Steps:
         self._written = 0
 
     def write(self, data: Any) -> int:
-        """Write what is given."""
         self._target.write(data)
         self._written += len(data)
         if self._written >= STEP:

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from dropq.errors import DropqError
 from dropq.format import names
@@ -44,17 +43,12 @@ _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a destination from all others.
+    """What tells a destination from all others."""
 
-    Attributes:
-        path: the folder that its target/ lies in, from the root.
-        inode: that folder's inode.
-        word: the content of its `.dropq/created`; "" if that is missing, or this user may not read it: then path and
-            inode decide alone.
-    """
-
+    #: The folder that its target/ lies in, from the root.
     path: str
     inode: int
+    #: The content of its `.dropq/created`; "" if that is missing, or this user may not read it: path and inode decide.
     word: str
 
     @classmethod
@@ -78,30 +72,29 @@ class Identity:
         """Return whether two identities are those of one folder, as far as this user may read its word."""
         return self.inode == other.inode and len({self.word, other.word} - {""}) < 2
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> bytes:
         """Return the identity as the destination's file has it."""
-        return {"path": self.path, "inode": self.inode, "word": self.word}
+        return json.dumps({"path": self.path, "inode": self.inode, "word": self.word}).encode()
 
     @property
     def token(self) -> str:
         """What the names of its parts begin with: 16 hex digits, a digest of the rest."""
-        return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.written()).hexdigest()[:16]
 
 
-#: A process keeps folders of destinations open in one of this many parts of its descriptors; it opens others each time.
+#: A process keeps folders of destinations open in one of this many parts of its descriptors, however many topics and
+#: threads it has; it opens others each time.
 SHARE = 4
 
 
 class DestinationFolder:
-    """A destination, whose folder is kept open, or is opened, and compared, each time that a file is moved into it.
-
-    However many topics and threads a process has, their destinations have a bounded part of its descriptors.
-    """
+    """A destination, whose folder is kept open, or is opened, and compared, each time that a file is moved into it."""
 
     def __init__(self, root: str, path: str) -> None:
-        self._path = f"{root}/{path}"
+        #: The folder that its target/ lies in.
+        self.path = f"{root}/{path}"
         self._folder: int | None = None
-        folder = os.open(self._path, _FOLDER)
+        folder = os.open(self.path, _FOLDER)
         try:
             self.identity = Identity.at(folder, path)
             self.device = os.fstat(folder).st_dev
@@ -121,11 +114,6 @@ class DestinationFolder:
             os.close(folder)
 
     @property
-    def path(self) -> str:
-        """The folder that its target/ lies in."""
-        return self._path
-
-    @property
     def is_open(self) -> bool:
         """Whether its folder is kept open."""
         return self._folder is not None
@@ -136,10 +124,10 @@ class DestinationFolder:
         if self._folder is not None:
             yield self._folder
             return
-        folder = os.open(self._path, _FOLDER)
+        folder = os.open(self.path, _FOLDER)
         try:
             if not Identity.at(folder, self.identity.path).is_same(self.identity):
-                raise FileNotFoundError(errno.ENOENT, "another folder is in its place", self._path)
+                raise FileNotFoundError(errno.ENOENT, "another folder is in its place", self.path)
             yield folder
         finally:
             os.close(folder)
@@ -157,9 +145,7 @@ class DestinationFolder:
     def take(self, source: str, name: str, storage: Storage) -> bool:
         """Rename a part into target/; return False if the file system has no rename that replaces nothing.
 
-        Raises:
-            FileExistsError: the name is taken; nothing was changed.
-            FileNotFoundError: the part is gone, or target/ is.
+        FileExistsError says that the name is taken, FileNotFoundError that the part or target/ is gone.
         """
         with self._opened() as folder:
             return storage.rename_exclusive(source, f"target/{name}", folder)
@@ -212,7 +198,7 @@ def give_word(queue: QueueContext) -> None:
 
 def make_known(layout: QueueLayout, destination: DestinationFolder, storage: Storage) -> None:
     """Write the file of a destination, unless it is there: before the first part for it is staged."""
-    path, content = f"{layout.receivers}/{destination.token}", json.dumps(destination.identity.written()).encode()
+    path, content = f"{layout.receivers}/{destination.token}", destination.identity.written()
     if reading.read_small(path) == content:
         storage.sync(layout.receivers)  # another publisher may have written it just now
     else:
@@ -222,12 +208,10 @@ def make_known(layout: QueueLayout, destination: DestinationFolder, storage: Sto
 
 
 def is_known(layout: QueueLayout, destination: DestinationFolder) -> bool:
-    """Return whether the file of a destination is there."""
     return reading.exists(f"{layout.receivers}/{destination.token}")
 
 
 def tokens(layout: QueueLayout) -> list[str]:
-    """Return the tokens of all destinations that have a file."""
     return list(filter(_TOKEN.fullmatch, reading.names_in(layout.receivers)))
 
 
@@ -268,9 +252,7 @@ def words_of(root: RootLayout) -> Counter[str]:
     """Return how many folders of a root have each word, with those that are being removed."""
     homes = {root.path, *(removed_subscriptions(topic_layout(root.path, topic).home) for topic in topics(root))}
     in_deletion = (f"{above}/{name}" for above in homes for name in reading.names_in(above) if ".deleting-" in name)
-    files = {layout.created for layout in queue_layouts(root)} | {
-        layout_in_deletion(path).created for path in in_deletion
-    }
+    files = {layout.created for layout in (*queue_layouts(root), *map(layout_in_deletion, in_deletion))}
     return Counter((reading.read_small(file) or b"").decode(errors="replace").strip() for file in files)
 
 

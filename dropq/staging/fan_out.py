@@ -46,7 +46,7 @@ from dropq.lifecycle import ages, naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.moving import Moves, end_part, end_whole, set_part_aside
-from dropq.lifecycle.processing import claims_in, find_claim, is_committed, is_dropped
+from dropq.lifecycle.processing import claims_in, find_claim, is_committed, is_dropped, lost
 from dropq.lifecycle.settlement import Claims
 from dropq.policies.circles import waypoint_at
 from dropq.staging.destinations import (
@@ -81,22 +81,18 @@ Write = Callable[[str, int, Sequence[str]], None]
 
 
 class StagedCopies(NamedTuple):
-    """What this process has staged in a folder, which is open: a lookup of its long path for each part takes time.
+    """The copies that this process has staged in a folder: the names of the parts, and the destination of each."""
 
-    Attributes:
-        at: the folder's descriptor.
-        parts, destinations: the names of the parts, and the destination of each.
-        copied_name: the file name that each part gets there.
-        own_name, end: the file name that the message itself gets, and the state that it ends in: processed, or target.
-        came_from: the folder that the message was claimed from.
-    """
-
+    #: The folder's descriptor: a lookup of its long path for each part takes time.
     at: int
     parts: Sequence[str]
     destinations: Sequence[DestinationFolder]
+    #: The file name that each part gets there.
     copied_name: str
+    #: The file name that the message itself gets, and the state that it ends in: processed, or target.
     own_name: str
     end: str
+    #: The folder that the message was claimed from.
     came_from: str
 
 
@@ -116,6 +112,9 @@ class OwnParts(NamedTuple):
     own_name: str
     end: str
     came_from: str
+
+
+Staged = StagedCopies | StagedOutputs | OwnParts
 
 
 @dataclass
@@ -151,10 +150,7 @@ def fan_out(
     """Turn a claimed message into a copy for each destination; return whether each has its copy already.
 
     It returns None if nothing was committed, and the message is still claimed: then the caller begins again, with the
-    present destinations.
-
-    Args:
-        back_as: the unique file name under which the message itself returns to target/; None archives it.
+    present destinations. The message itself returns to target/ under the unique name `back_as`; None archives it.
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
@@ -175,10 +171,8 @@ def fan_out(
 
 def new_folder(context: QueueContext, claim: Claim, own_name: str) -> str:
     """Make the folder for messages that are made of a claimed one; return its path. `own_name`: as of `send`."""
-    try:
+    with context.error_context(UNSETTLED):
         return _new_folder(context, claim, "sent", own_name)
-    except OSError as error:
-        raise context.refused(error, UNSETTLED) from error
 
 
 def new_draft(
@@ -194,10 +188,8 @@ def new_draft(
         DropqError: this user may not send there, or the file system refused.
     """
     path = f"{destination.layout.working}/{names.plain_name(destination.root.ids.next(), 4, 'B')}"
-    try:
+    with destination.error_context(outcome):
         fd = destination.storage.create(path)
-    except OSError as error:
-        raise destination.refused(error, outcome) from error
     try:
         _take_in(context, path, f"{folder}/{part_draft(number)}", destination, outcome)
     except BaseException:
@@ -209,18 +201,14 @@ def new_draft(
 def write_part(
     context: QueueContext, folder: str, name: str, file: str, body: bytes, destination: QueueContext
 ) -> None:
-    """Write a part whose body is there as the draft of a send, and move it to a staged folder; raise as `new_draft`.
+    """Write a part under the name that it will have at its destination, and move it to a staged folder as `name`.
 
-    Args:
-        name: its name in the folder.
-        file: the file name that it will have at its destination.
+    It raises what `new_draft` does.
     """
     working, storage = destination.layout.working, destination.storage
     path = f"{working}/{file}"
-    try:
+    with destination.error_context(UNSETTLED):
         storage.write_new(path, body, sole_in=working)
-    except OSError as error:
-        raise destination.refused(error, UNSETTLED) from error
     _take_in(context, path, f"{folder}/{name}", destination, UNSETTLED)
 
 
@@ -277,11 +265,8 @@ def send(
 ) -> bool:
     """Acknowledge a claimed message by the commit of what was made of it; return whether each part has arrived already.
 
-    Args:
-        context: its queue, with the durability that the strictest of it and the destinations has.
-        folder: the folder with the parts, and no drafts.
-        parts: where each goes, by its name there.
-        own_name: the file name that an ack archives the message by.
+    The folder has the `parts`, which say where each goes by its name there, and no drafts. The context has the
+    durability that the strictest of its queue and the destinations has. The message is archived as `own_name`.
 
     Raises:
         LeaseLost: the claim is gone; nothing was sent.
@@ -297,17 +282,17 @@ def send(
         earlier = _committed_under(context, claim)
         if earlier is None:
             raise
-        _tell_acked(context, claim)
+        _log_ack(context, claim)
         return roll_forward(context, earlier)
     if done is None:
         raise Unavailable(f"a sweep took this process for dead, and dropped what was staged; {UNSETTLED}")
     return done
 
 
-def _tell_acked(context: QueueContext, claim: Claim) -> None:
-    """Tell the log of an ack, once: one that was interrupted after its commit may be tried again."""
-    if not claim.told:
-        claim.told = True
+def _log_ack(context: QueueContext, claim: Claim) -> None:
+    """Log an ack, once: an ack that was interrupted after its commit may be tried again."""
+    if not claim.logged:
+        claim.logged = True
         context.log.ended("acked", claim.own_name, claim)
 
 
@@ -364,7 +349,7 @@ def _commit_parts(
     context: QueueContext,
     claim: Claim,
     folder: str,
-    staged: StagedCopies | OwnParts | StagedOutputs,
+    staged: Staged,
     write: Callable[[], None],
     outcome: str,
 ) -> bool | None:
@@ -388,21 +373,20 @@ def _commit_parts(
         # RACE: a file server may do the rename of the commit after it refused to answer. Then the parts are needed. If
         # it does not, a sweep drops them once the claim is gone.
         if reading.is_gone(error) and find_claim(context, claim.owner) is None:
-            raise LeaseLost(_lost(context, claim)) from error
+            raise LeaseLost(lost(context, claim, "took", "committed")) from error
         raise storage_error(error, outcome) from error
     except BaseException:
         if not is_tried:
             withdraw(context, folder)
         raise
     if isinstance(staged, StagedOutputs):
-        _tell_acked(context, claim)
+        _log_ack(context, claim)
     elif isinstance(staged, StagedCopies) and staged.end == "processed":
         context.log.ended("moved", claim.own_name, intended=True)
     return roll_forward(context, folder, staged=staged)
 
 
 def _new_folder(context: QueueContext, claim: Claim, end: str, own_name: str) -> str:
-    """Make a staged folder; return its path."""
     attempt = f"{random.getrandbits(24):06x}"
     folder = f"{context.layout.staged}/{folder_name(claim_id(claim.owner), attempt, end, own_name)}"
     context.storage.make_folder(folder, passing=True)
@@ -435,7 +419,7 @@ def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
                 return True  # RACE: NFS lost the reply, and a sweep was quicker than we
             if now is not None:
                 raise  # the folder is gone
-            raise LeaseLost(_lost(context, claim)) from error
+            raise LeaseLost(lost(context, claim, "took", "committed")) from error
         except OSError as error:
             if is_committed(folder) and not reading.exists(claim.path):
                 return True
@@ -448,13 +432,6 @@ def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
             ):
                 return True  # RACE: as above: where the folder is gone, the answer to a rename into it is ESTALE
             raise
-
-
-def _lost(context: QueueContext, claim: Claim) -> str:
-    return (
-        f"message {context.sidecars.parse(claim.own_name).id}: claim {claim.owner} on queue {context.layout.home} is "
-        "gone (its lease ran out, it expired, or somebody else took it); nothing was committed"
-    )
 
 
 def _was_rolled_forward(context: QueueContext, folder: str) -> bool:
@@ -489,9 +466,7 @@ def withdraw(context: QueueContext, folder: str) -> None:
 # -- roll forward --------------------------------------------------------------------------------------------------
 
 
-def roll_forward(
-    context: QueueContext, folder: str, *, staged: StagedCopies | OwnParts | StagedOutputs | None = None
-) -> bool:
+def roll_forward(context: QueueContext, folder: str, *, staged: Staged | None = None) -> bool:
     """Move each part of a committed message to where it goes, then end the message; return whether all is done.
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
@@ -509,7 +484,7 @@ def roll_forward(
         raise failed from error
 
 
-def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | OwnParts | StagedOutputs | None) -> bool:
+def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> bool:
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
         return False
@@ -518,28 +493,15 @@ def _roll_forward(context: QueueContext, folder: str, staged: StagedCopies | Own
     if sends and staged is None:  # a destination may ask for more than this queue
         context = replace(context, storage=context.storage.at_least("full"))
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
-    mover = _Mover(context, folder, sends=sends)
+    mover = _Mover(context, folder, staged, sends=sends)
     try:
         storage.sync(folder, layout.processing)  # the commit is durable before the first move
         if staged is None or staged.came_from == layout.working:
             storage.sync(layout.working)
-        if isinstance(committed, OwnParts):
-            if not mover.move_own(committed.parts):
-                return False
-        elif isinstance(committed, StagedCopies):
-            if not mover.move_staged(committed):
-                return False
-        elif isinstance(committed, StagedOutputs):
-            if not mover.move_outputs(committed.parts):
-                return False
-        else:
+        if isinstance(committed, StagedFolder):
             _unlink_old_claim(context, whole, committed.claim)
-            # RACE: a process that does not list the folder again after the last move could archive the message too
-            # early. So the listing that ends the loop is made after the moves.
-            while files := sorted(file for file in reading.names_in(folder) - {WHOLE} if not is_reason(file)):
-                if not mover.move(files):
-                    return False
-            _drop_reasons(context, folder)  # whose parts were moved
+        if not mover.move_all():
+            return False
         mover.sync()
     except FileNotFoundError:
         if reading.exists(folder):
@@ -591,50 +553,51 @@ def _lies_in(folders: Iterable[str], path: str, context: QueueContext, own_name:
 
 
 class _Mover:
-    """Moves the parts of one committed message to where they go.
+    """Moves the parts of one committed message to where they go; `staged` has them if this process has staged them.
 
-    Args:
-        sends: whether its parts for destinations are messages that its holder made of it.
+    `sends` says whether its parts for destinations are messages that its holder made of it.
     """
 
-    def __init__(self, context: QueueContext, folder: str, *, sends: bool) -> None:
+    def __init__(self, context: QueueContext, folder: str, staged: Staged | None, *, sends: bool) -> None:
         self._context = context
         self._folder = folder
+        self._staged = staged
         self._sends = sends
-        self._staged: StagedCopies | None = None
-        self._came_to: set[str] | None = None  # the folders that outputs of this process came to
-        self._own: Sequence[OwnPart] | None = None
+        self._came_to = set[str]()  # the folders that outputs of this process came to
         self._destinations: dict[str, DestinationFolder] = {}
         self._owner: int | None = None
         self._read_words: Counter[str] | None = None
 
-    def move_staged(self, staged: StagedCopies) -> bool:
-        """Move the parts that this process has staged; return whether all of them have left the folder."""
-        self._staged = staged
-        left = take_each(staged.destinations, staged.at, staged.parts, staged.copied_name, self._context.storage)
-        if not left:
-            return True
-        self._destinations = {destination.token: destination for destination in staged.destinations}
-        return self.move(left)
+    def move_all(self) -> bool:
+        """Move the parts; return whether all of them have left the folder."""
+        staged = self._staged
+        if isinstance(staged, OwnParts):
+            return self._move_each(map(str, staged.parts))
+        if isinstance(staged, StagedCopies):
+            left = take_each(staged.destinations, staged.at, staged.parts, staged.copied_name, self._context.storage)
+            if left:
+                self._destinations = {destination.token: destination for destination in staged.destinations}
+            return self._move_each(left)
+        if isinstance(staged, StagedOutputs):
+            self._destinations = {destination.token: destination for destination in staged.parts.values()}
+            return self._move_each([part for part in staged.parts if not self._is_sent(part, staged.parts[part])])
+        # RACE: a process that does not list the folder again after the last move could archive the message too early.
+        # So the listing that ends the loop is made after the moves.
+        while files := sorted(file for file in reading.names_in(self._folder) - {WHOLE} if not is_reason(file)):
+            if not self._move_each(files):
+                return False
+        _drop_reasons(self._context, self._folder)  # whose parts were moved
+        return True
 
-    def move_own(self, parts: Sequence[OwnPart]) -> bool:
-        """Move the parts for the queue itself that this process has staged; return whether all have left the folder."""
-        self._own = parts
-        return self.move([str(part) for part in parts])
+    def _is_sent(self, part: str, destination: DestinationFolder) -> bool:
+        """Send a message that this process has made; return False if that fails, to try it as any process does."""
+        try:
+            self._send(destination, f"{self._folder}/{part}", part.partition("~")[2])
+        except OSError:
+            return False
+        return True
 
-    def move_outputs(self, parts: Mapping[str, DestinationFolder]) -> bool:
-        """Move the messages that this process has made; return whether all of them have left the folder."""
-        self._came_to = set()
-        left = []
-        for part, destination in parts.items():
-            try:
-                self._send(destination, f"{self._folder}/{part}", part.partition("~")[2])
-            except OSError:
-                left.append(part)
-        self._destinations = {destination.token: destination for destination in parts.values()}
-        return not left or self.move(left)
-
-    def move(self, files: Sequence[str]) -> bool:
+    def _move_each(self, files: Iterable[str]) -> bool:
         """Move what is in the folder beside the message; return whether all of it has left."""
         done = True
         for file in files:
@@ -650,9 +613,9 @@ class _Mover:
         storage = self._context.storage
         if not storage.syncs_folders:
             return
-        if self._own is not None:
-            self._sync_own({part.state for part in self._own})
-        elif self._came_to is not None:
+        if isinstance(self._staged, OwnParts):
+            self._sync_own({part.state for part in self._staged.parts})
+        elif isinstance(self._staged, StagedOutputs):
             for folder in self._came_to:
                 with suppress(FileNotFoundError):  # RACE: its queue was removed, which the part had come to
                     storage.sync(folder)
@@ -724,7 +687,7 @@ class _Mover:
 
     def _move_own(self, source: str, part: OwnPart) -> bool:
         """Move a part to the state that it goes to; return True, also where another roll-forward moved it."""
-        if self._own is None:  # this process has not made it
+        if not isinstance(self._staged, OwnParts):  # this process has not made it
             if reading.regular_size(source) is None:
                 if not reading.exists(source):
                     return True  # RACE: another roll-forward moved it
@@ -737,7 +700,6 @@ class _Mover:
         return True
 
     def _has_arrived(self, source: str, destination: DestinationFolder, own_name: str) -> bool:
-        """Return whether a part lies in a state folder of its destination, too."""
         folders = QueueLayout.flat(f"{self._root}/{destination.identity.path}").folders
         return _lies_in([folders[state] for state in STATES], source, self._context, own_name)
 
@@ -768,11 +730,9 @@ class _Mover:
             storage.rename_guarded(source, f"{folder}/{own_name}")
         except FileExistsError:  # somebody copied it there by hand: both stay
             storage.rename_guarded(source, f"{folder}/{naming.copy_name(context, context.sidecars.parse(own_name))}")
-        if self._came_to is not None:
-            self._came_to.add(folder)
+        self._came_to.add(folder)
 
     def _find(self, token: str) -> DestinationFolder | None:
-        """Open the destination of a token; return None if it is gone."""
         identity = identity_of(self._context.layout, token)
         return None if identity is None else open_destination(self._root, identity, self._words)
 
@@ -806,7 +766,7 @@ class _Mover:
         return self._context.root.layout.path
 
     def _words(self) -> Counter[str]:
-        """Return the words of the folders of the root; they are read once for a message."""
+        """Return the words of the root's folders; they are read once."""
         if self._read_words is None:
             self._read_words = words_of(self._context.root.layout)
         return self._read_words

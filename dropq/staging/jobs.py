@@ -161,11 +161,7 @@ class Job:
     def ledger_note(self, fate: str) -> Mapping[str, object] | None:
         """Return the note that this job was sent with; None if the ledger does not have the job now, or no note.
 
-        An error says `fate` of what the caller was about to do.
-
-        Raises:
-            DropqError: the entry in the ledger is damaged.
-            StorageError: it cannot be read.
+        DropqError or StorageError, about an entry that is damaged or cannot be read, say `fate` of what was to be done.
         """
         path = _ledger_entry(self._context, self._key)
         with error_context(fate):
@@ -185,10 +181,9 @@ class Job:
             refuse_links([self.folder])
 
     def attempt(self, label: str) -> Attempt:
-        """Begin a try at a part of the job, in a folder of its own, whose name is `label` with a random suffix.
+        """Begin a try at a part of the job, in a new folder named by `label`.
 
-        Raises:
-            StorageError: the job did not begin, or was dropped or sent meanwhile.
+        StorageError says that the job did not begin, or was dropped or sent meanwhile.
         """
         unique = f"{encode(label)}-{secrets.token_hex(6)}"
         with error_context(f"the attempt at job {self.id} did not begin, nothing of it was sent"):
@@ -257,7 +252,6 @@ class Job:
         return True
 
     def _check_overflow(self, overflow: str) -> None:
-        """Raise QueueFull if the job cannot go to the queue of the overflow selector."""
         try:
             _overflow(self._context, overflow, f"job {self.id} was not sent")
         except (NoSuchQueue, QueueFull) as error:
@@ -282,9 +276,7 @@ class Epoch(Job):
     """A job that sends one epoch of a streaming query, or one batch of foreachBatch.
 
     The ledger keeps the last epoch that was sent. An earlier one comes from a driver that another has overtaken, and is
-    refused.
-
-    `query` names the query, and also the job if the query sends several jobs from each batch.
+    refused. `query` also names the job if the query sends several jobs from each batch.
     """
 
     def __init__(self, context: QueueContext, query: str, number: int) -> None:
@@ -335,12 +327,10 @@ class Epoch(Job):
 
 
 class TransferJob(Epoch):
-    """A job that sends one list of messages that came from another file system.
+    """A job that sends one list of messages that came from another file system; no other row of lists is named `row`.
 
     It is in the ledger even if it sends nothing, and its last list stays there for good: a list that comes a second
     time is refused, whenever that is.
-
-    `row` names the row of lists; no other row has the name.
     """
 
     may_be_empty = True
@@ -393,9 +383,8 @@ def has_manifest(folder: str) -> bool:
 def idle_ms(folder: str, now: int, *, files: bool) -> int:
     """Return how long ago a job's folder last changed, in ms; 0 if it is gone.
 
-    Args:
-        files: whether to look at each staged file, too. A driver may write to a file for a long time, which changes no
-            folder. A roll-forward changes folders, so for a committed job their times are enough.
+    With `files`, look at each staged file, too: a driver may write to one for a long time, which changes no folder. A
+    roll-forward changes folders, so for a committed job their times are enough.
     """
     reading.ask_server(folder)
     newest = 0
@@ -411,16 +400,19 @@ def idle_ms(folder: str, now: int, *, files: bool) -> int:
 
 
 def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for: float = 0) -> JobsReport:
-    """Finish the committed jobs, and drop the others that have been idle for too long.
+    """Finish the committed jobs, but for those in which something changed in the last `stalled_for` seconds.
 
-    Args:
-        older_than: drop jobs that have been idle for this many seconds; None drops none for its age.
-        stalled_for: leave committed jobs to their drivers if something changed in this many seconds.
+    Drop the others that have been idle for `older_than` seconds; None drops none for its age.
     """
     report = JobsReport()
     for folder in list(job_folders(context.layout.working)):
         try:
-            _sweep_job(context, folder, report, older_than, stalled_for)
+            found = decide(context, folder, older_than=older_than, stalled_for=stalled_for)
+            if found.allowed:
+                goes_on = found.why == "committed"
+                sent = finish(context, folder) if goes_on else _drop(context, folder)
+                report.finished += sent
+                report.dropped += not (goes_on or sent)
         except (OSError, DropqError) as error:
             report.refused += 1
             log.warning("job %s: %s; the next sweep tries again", folder, describe(error))
@@ -433,28 +425,11 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
     return report
 
 
-def _sweep_job(
-    context: QueueContext, folder: str, report: JobsReport, older_than: float | None, stalled_for: float
-) -> None:
-    found = decide(context, folder, older_than=older_than, stalled_for=stalled_for)
-    if not found.allowed:
-        return
-    if found.why == "committed":
-        report.finished += finish(context, folder)
-        return
-    sent = _drop(context, folder)
-    report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
-
-
 def decide(context: QueueContext, folder: str, *, older_than: float | None = None, stalled_for: float = 0) -> Decision:
-    """Return whether a sweep brings a job in order, which is `committed`, `dropped`, `sent` before, or only `begun`.
+    """Return whether a sweep, with these arguments, brings a job in order.
 
-    A task of a job that was sent before came too late.
-
-    `older_than` and `stalled_for` are those of `sweep`.
-
-    Raises:
-        DropqError: its manifest cannot be used, or its folder cannot be looked at.
+    The job is `committed`, `dropped`, `sent` before, so that a task came too late, or only `begun`. DropqError says
+    that its manifest cannot be used, or its folder cannot be looked at.
     """
     with context.error_context("the job stays as it is"):
         now = context.clock.now_ms()
@@ -486,7 +461,6 @@ def _is_in_ledger(context: QueueContext, key: str) -> bool:
 
 
 def _sent_numbers(context: QueueContext, row: str) -> list[int]:
-    """Return the numbers of a row's jobs that are in the ledger."""
     jobs = (_NUMBERED.fullmatch(name.removesuffix(".json")) for name in reading.names_in(context.layout.ledger))
     return [int(job[2]) for job in jobs if job and job[1] == row]
 
@@ -495,8 +469,7 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
     """Roll a committed job forward and remove its folder; return False if it has no manifest.
 
     RACE: any number of processes may do this at once. Each file is moved by the first rename; the others find it gone.
-
-    `interrupted` says whether an earlier roll-forward may have been interrupted, maybe by a power cut.
+    An earlier roll-forward may have been `interrupted`, maybe by a power cut.
     """
     manifest = _manifest(folder)
     if manifest is None:
@@ -632,12 +605,9 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
 
 
 def _drop(context: QueueContext, folder: str) -> bool:
-    """Rename a job's folder, so that nobody commits it; then finish or remove it; return whether it was committed."""
-    dropped = _drop_path(folder)
-    try:
-        context.storage.rename_folder(folder, dropped)
-    except FileNotFoundError:
-        return False  # RACE: another process finished or dropped it
+    """Finish or remove a job that nobody can commit any more; return whether it was committed."""
+    if not (dropped := _rename_to_drop(context, folder)):
+        return False
     if finish(context, dropped):
         return True
     context.storage.remove_tree(dropped)
@@ -647,16 +617,23 @@ def _drop(context: QueueContext, folder: str) -> bool:
 
 def _remove(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
     """Remove a finished job's folder, unless a listed file is still in it."""
-    dropped = _drop_path(folder)
-    try:
-        context.storage.rename_folder(folder, dropped)
-    except FileNotFoundError:
-        return  # RACE: another roll-forward removes it
+    if not (dropped := _rename_to_drop(context, folder)):
+        return
     if any(not reading.names_in(f"{dropped}/{attempt}").isdisjoint(files) for attempt, files in listed.items()):
         # RACE: the queue was renamed and renamed back meanwhile, so that some renames did not find their files.
         finish(context, dropped)
         return
     context.storage.remove_tree(dropped)
+
+
+def _rename_to_drop(context: QueueContext, folder: str) -> str:
+    """Rename a job's folder, so that nobody commits it; return its path, or "" if another process was first."""
+    dropped = _drop_path(folder)
+    try:
+        context.storage.rename_folder(folder, dropped)
+    except FileNotFoundError:
+        return ""  # RACE: another process finished or dropped it
+    return dropped
 
 
 def _drop_path(folder: str) -> str:
