@@ -18,7 +18,8 @@ from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: How many files are remembered, in half a KiB each. Beyond that the oldest is forgotten, and waits longer.
+#: How many files are remembered, in 1 KiB each at most, as a name has 255 bytes at most. Beyond that the oldest is
+#: forgotten, and waits longer.
 REMEMBERED = 8_000
 #: Milliseconds within which an event is read, of a file that was moved in.
 RECENT = 50
