@@ -120,7 +120,6 @@ class Runner:
                 status = run.wait(self.timeout)
         finally:
             del self._runs[id(message)]
-        run.raise_unwritten()
         if run.ended_by == "timeout":
             after = format_duration(self.timeout or 0)
             raise Fail(f"timeout: ended after {after}", stderr=run.stderr)
@@ -328,13 +327,11 @@ class Run:
             self._unwritten = error
             self.end("unwritten", GRACE)
 
-    def raise_unwritten(self) -> None:
-        """Raise what ended the command, as what it wrote could not be passed on."""
-        if self._unwritten is not None:
-            raise self._unwritten
-
     def wait(self, timeout: float | None) -> int:
-        """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number."""
+        """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number.
+
+        Raise what ended the command if what it wrote could not be passed on.
+        """
         assert self._process is not None and self._pump is not None
         if timeout is not None:
             self._later(timeout, self.end, "timeout", GRACE)
@@ -353,7 +350,10 @@ class Run:
         elif self.ended_by:
             self._signal(signal.SIGKILL)
         self._guard.end(self.id)
-        return self._process.wait()
+        status = self._process.wait()
+        if self._unwritten is not None:
+            raise self._unwritten
+        return status
 
     def end(self, why: str, grace: float) -> None:
         """End the process group: SIGTERM now, SIGKILL after `grace` seconds; return without waiting."""

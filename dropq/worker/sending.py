@@ -14,8 +14,8 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from io import IOBase
 from math import inf
-from types import GeneratorType, TracebackType
-from typing import Self, cast
+from types import GeneratorType
+from typing import cast
 
 from dropq.errors import DropqError
 from dropq.lifecycle.endings import growing
@@ -79,7 +79,7 @@ def is_made(made: object) -> bool:
 
 
 class Sending:
-    """What is made of one message; use it in a `with` block, at whose end what was not sent is removed."""
+    """What is made of one message."""
 
     def __init__(self, message: Message, destinations: Callable[[], Destinations]) -> None:
         self._message = message
@@ -87,12 +87,6 @@ class Sending:
         self._outputs: Outputs | None = None
         #: Whether the handler made something of the message, and whether that could not be staged, and may be later.
         self.is_used = self.is_refused = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.withdraw()
 
     def withdraw(self) -> None:
         """Remove what was staged; call it while the message is held."""
@@ -176,9 +170,14 @@ class Sendings:
         self._failures = 0
         self._rests_until = 0.0
 
-    def of(self, taken: Taken) -> Sending:
-        """Return what is made of a message."""
-        return Sending(taken.message, lambda: self._destinations_of(taken))
+    @contextmanager
+    def of(self, taken: Taken) -> Iterator[Sending]:
+        """Yield what is made of a message; remove what was not sent when the block ends."""
+        sending = Sending(taken.message, lambda: self._destinations_of(taken))
+        try:
+            yield sending
+        finally:
+            sending.withdraw()
 
     def _destinations_of(self, taken: Taken) -> Destinations:
         queue = taken.message.queue
