@@ -182,12 +182,19 @@ def requeue(
         which.check((*REQUEUED, *WAITING), "dead letters are requeued from")
         return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
     which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
-    destination = to or context
-    act: Callable[[Message], str | None]
-    act = partial(_requeue, Moves(context), destination=destination, keep_expiration=keep_expiration)
-    messages = select(context, which)
-    if to is None:
-        act, messages = _unless_made_for_another(act), _without_unwanted(messages, which)
+    destination, moves, messages = to or context, Moves(context), select(context, which)
+    if to is None and which.wanted is None:
+        messages = (message for message in messages if not _is_for_another(message))
+
+    def act(message: Message) -> str | None:
+        if to is None and _is_for_another(message):
+            queue, id = quote(context.name), quote(message.id)
+            raise Unavailable(
+                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
+                f"{queue} {id} --to QUEUE` sends it to another"
+            )
+        return _requeue(moves, message, destination, keep_expiration=keep_expiration)
+
     return _carried(
         CarrierTo(context, destination), each(context, which, messages, act, f"requeued to {destination.name}")
     )
@@ -200,26 +207,6 @@ def _is_for_another(message: Message) -> bool:
         and _is_letter(message)
         and (message.reason or {}).get("reason") == dead_letters.NO_SUCH_QUEUE
     )
-
-
-def _without_unwanted(messages: Iterable[Message], which: Selection) -> Iterator[Message]:
-    """Yield messages, but those made for queues that are gone only if they were asked for."""
-    return (message for message in messages if which.wanted is not None or not _is_for_another(message))
-
-
-def _unless_made_for_another(act: Callable[[Message], str | None]) -> Callable[[Message], str | None]:
-    """Return an act that refuses messages made for queues that are gone."""
-
-    def acting(message: Message) -> str | None:
-        if _is_for_another(message):
-            queue, id = quote(message.context.name), quote(message.id)
-            raise Unavailable(
-                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
-                f"{queue} {id} --to QUEUE` sends it to another"
-            )
-        return act(message)
-
-    return acting
 
 
 def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:
@@ -240,17 +227,14 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
 
 
 def _requeue(moves: Moves, message: Message, destination: QueueContext, *, keep_expiration: bool) -> str | None:
-    def act(folder: str) -> str | None:
-        return moves.requeue(folder, message.file, destination, keep_expiration=keep_expiration)
-
-    return _without_reason(message, act)
+    return _moved(message, partial(moves.requeue, to=destination, keep_expiration=keep_expiration))
 
 
-def _without_reason(message: Message, act: Callable[[str], str | None]) -> str | None:
-    """Move a message out of the folder of its state by `act`, and remove its reason; return what `act` does."""
+def _moved(message: Message, move: Callable[[str, str], str | None]) -> str | None:
+    """Move a message out of the folder of its state by `move`, and remove its reason; return what `move` does."""
     context, state = message.context, message.state
     inode = reading.inode_or_none(message.path) if state in WITH_REASON else None
-    file = act(context.layout.folder(state))
+    file = move(context.layout.folder(state), message.file)
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
@@ -350,11 +334,7 @@ def move(context: QueueContext, which: Selection, *, to: QueueContext) -> Iterat
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
     """
-    moves = Moves(context)
-
-    def act(message: Message) -> str | None:
-        return _without_reason(message, lambda folder: moves.move(folder, message.file, to))
-
+    act = partial(_moved, move=partial(Moves(context).move, to=to))
     return _carried(CarrierTo(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
 
 
