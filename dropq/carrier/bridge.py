@@ -1,10 +1,8 @@
 """The bridge of a root takes from one peer, another root, what consumers here want: AMPS's Queue and GroupLocalQueue.
 
-A message is owned by the root it lies in. The bridge renames it into a row of the peer's queue, where it is nobody's,
-and a carrier copies it into the queue here by numbered lists: so it is in one root at a time, whoever dies when.
-
-Only a bridge looks at the path of a peer, and does so in a process of its own: a mount that hangs keeps nobody else
-waiting. Before it gives anything it makes sure that the peer is the root that it is called, and no older state of it.
+The bridge renames a message into a row of the peer's queue, where it is nobody's, and a carrier copies it into the
+queue here by numbered lists: so it is in one root at a time, whoever dies when. Before it gives anything it makes sure
+that the peer is the root that it is called, and no older state of it.
 """
 
 from __future__ import annotations
@@ -195,24 +193,19 @@ def _domain(context: QueueContext) -> str | None:
     return context.config.group_local_queue_domain or context.root.config.instance_group
 
 
+@dataclass
 class Bridge:
-    """Takes from one peer, for the queues of one root.
+    """Takes from one peer, for the queues of one root; `names` are the queues, None all that several roots share."""
 
-    Args:
-        names: the queues; None for all that several roots share.
-    """
-
-    def __init__(self, root: RootContext, peer: Peer, names: Sequence[str] | None) -> None:
-        self._root = root
-        self._peer = peer
-        self._names = names
-        self._queues: dict[str, _Crossing] = {}
-        self._opened = -math.inf
-        self._known: dict[str, _Opened] = {}
-        self._passed_over: dict[str, str] = {}
-
-        #: How many messages came, by queue.
-        self.taken: Counter[str] = Counter()
+    root: RootContext
+    peer: Peer
+    names: Sequence[str] | None
+    #: How many messages came, by queue.
+    taken: Counter[str] = field(default_factory=Counter)
+    _queues: dict[str, _Crossing] = field(default_factory=dict)
+    _opened: float = -math.inf
+    _known: dict[str, _Opened] = field(default_factory=dict)
+    _passed_over: dict[str, str] = field(default_factory=dict)
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Take what is wanted until `wait`, which waits so many seconds, says that it is over.
@@ -263,13 +256,13 @@ class Bridge:
         failed: dict[str, Exception] = {}
         if time.monotonic() >= self._opened + OPENED:
             try:
-                there = shared_queues(self._root, self._names, self._passed_over, self._known)
+                there = shared_queues(self.root, self.names, self._passed_over, self._known)
             except (DropqError, OSError) as error:
                 failed["the queues of this root"] = error
             else:
                 self._opened = time.monotonic()
                 known = self._queues
-                self._queues = {own.name: known.get(own.name) or _Crossing(self._peer, own) for own in there}
+                self._queues = {own.name: known.get(own.name) or _Crossing(self.peer, own) for own in there}
                 for own in there:
                     self._queues[own.name].open(own)
         before = self.taken.total()
@@ -279,7 +272,7 @@ class Bridge:
             except (DropqError, OSError) as error:
                 crossing.forget()
                 self._known.pop(name, None)
-                failed[f"queue {name}, peer {self._peer.name}"] = error
+                failed[f"queue {name}, peer {self.peer.name}"] = error
         return self.taken.total() - before, failed
 
 
@@ -436,7 +429,6 @@ class _Crossing:
         self._list_again = now + theirs.timing.listing_share * (now - began)
 
     def _room(self) -> int:
-        """Return for how many messages there is room here."""
         own = self._own
         if (most := own.config.max_unprocessed) is None:
             return LIST_LENGTH

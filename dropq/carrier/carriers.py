@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from dropq.carrier.lists import Carrier, refuse_another
@@ -88,12 +89,12 @@ def _opened(row: Row, source: QueueContext) -> QueueContext:
     return open_queue(open_root(row.root, None), row.queue)
 
 
+@dataclass
 class Carriers:
     """Carries the messages in the rows of one queue to queues of its own root, for one process."""
 
-    def __init__(self, context: QueueContext) -> None:
-        self._context = context
-        self._warned: dict[str, str] = {}
+    context: QueueContext
+    _warned: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
         """Carry all that waits; return how many messages this process sent.
@@ -101,36 +102,36 @@ class Carriers:
         What cannot be carried now waits for the next run, or for a sweep; the log says so once for each reason.
         """
         sent, failed = 0, dict[str, str]()
-        for row in stalled(self._context, unusable=failed):
+        for row in stalled(self.context, unusable=failed):
             if row.is_abroad:
                 continue
             try:
-                sent += sum(carry(row, self._context))
+                sent += sum(carry(row, self.context))
             except (DropqError, OSError) as error:
                 failed[f"messages for {row.destination} wait"] = describe(error)
         for what, why in failed.items():
             if self._warned.get(what) != why:
-                log.warning("queue %s: %s: %s", self._context.name, what, why)
+                log.warning("queue %s: %s: %s", self.context.name, what, why)
         self._warned = failed
         return sent
 
 
+@dataclass
 class CarrierTo:
     """Carries messages to a queue on another file system; `arrived` has their names there, by those in the rows."""
 
-    def __init__(self, source: QueueContext, destination: QueueContext) -> None:
-        self._source = source
-        self._destination = destination
-        self.arrived: dict[str, str] = {}
+    source: QueueContext
+    destination: QueueContext
+    arrived: dict[str, str] = field(default_factory=dict)
 
     def carry(self) -> str:
         """Carry the messages that were moved so far; return why some of them may still be here."""
-        there = RowDestination(self._destination.root.layout, self._destination.name, self._destination.layout)
+        there = RowDestination(self.destination.root.layout, self.destination.name, self.destination.layout)
         try:
-            with self._source.error_context(_CARRIED):
-                found = [row for row in rows(self._source.layout) if row.leads(self._source, there)]
+            with self.source.error_context(_CARRIED):
+                found = [row for row in rows(self.source.layout) if row.leads(self.source, there)]
             for row in found:
-                for _ in carry(row, self._source, self._destination, arrived=self.arrived):
+                for _ in carry(row, self.source, self.destination, arrived=self.arrived):
                     pass
         except DropqError as error:
             return str(error)
@@ -138,5 +139,5 @@ class CarrierTo:
 
     def has_left(self, given: str) -> bool:
         """Return whether a message has left the rows, by its name there: it is in the other queue."""
-        with self._source.error_context(_CARRIED):
-            return not any(reading.exists(f"{row.given}/{given}") for row in rows(self._source.layout))
+        with self.source.error_context(_CARRIED):
+            return not any(reading.exists(f"{row.given}/{given}") for row in rows(self.source.layout))

@@ -1,15 +1,16 @@
-"""What administrators do in bulk: requeue, move, ack, expire, purge, prune, one message at a time, an outcome for each.
+"""What administrators do in bulk, one message at a time: requeue, move, replay, ack, expire, purge, prune.
 
-Each function returns an iterator: what it yielded is done, and what it did not yield was not touched.
+Each function returns an iterator of outcomes: what it yielded is done, and what it did not yield was not touched.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property, partial
 from shlex import quote
 
@@ -35,6 +36,7 @@ from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.watch import Watch
 from dropq.upkeep import reassembly
+from dropq.upkeep.archived import checked, since
 from dropq.upkeep.recovery import recover_if_needed
 from dropq.upkeep.retention import surplus
 
@@ -136,7 +138,6 @@ def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Mes
 
 
 def _names(message: Message) -> set[str]:
-    """Return the names by which a message can be asked for."""
     return {message.id, message.name, message.file}
 
 
@@ -251,18 +252,15 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
         if which.takes(known):
             found |= known
             bundles.setdefault((bundle, reassembly.came(message) if bundle else message.file), []).append(message)
-    act = partial(_requeue, Moves(context), destination=context, keep_expiration=keep_expiration)
-    done = f"requeued to {context.name}"
-
-    def joined(parts: list[Message]) -> Callable[[Message], str]:
-        return lambda _: reassembly.join(context, state, parts, keep_expiration=keep_expiration)
-
+    moves, done = Moves(context), f"requeued to {context.name}"
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
-            outcome = _outcome(parts[0], joined(parts), f"{done} as one message of {len(parts)} parts", which)
+            join = partial(reassembly.join, context, state, parts, keep_expiration=keep_expiration)
+            outcome = _outcome(parts[0], join, f"{done} as one message of {len(parts)} parts", which)
             yield replace(outcome, id=bundle)
         else:
             for part in parts:
+                act = partial(_requeue, moves, part, context, keep_expiration=keep_expiration)
                 yield _outcome(part, act, done, which)
     yield from _not_found(context, which, found)
 
@@ -275,7 +273,7 @@ def _requeue_to_origin(context: QueueContext, which: Selection, *, keep_expirati
             detail = f"it stays in {message.state}/ of {context.name}: {destination}"
             yield Outcome(message.id, message.file, False, detail)
             continue
-        act = partial(_requeue, moves, destination=destination, keep_expiration=keep_expiration)
+        act = partial(_requeue, moves, message, destination, keep_expiration=keep_expiration)
         outcome = _outcome(message, act, f"requeued to {destination.name}", which)
         yield from _carried(CarrierTo(context, destination), [outcome])
     yield from _not_found(context, which, found)
@@ -364,6 +362,48 @@ def _arrived(carrier: CarrierTo, outcomes: list[Outcome]) -> Iterator[Outcome]:
         else:
             detail = f"it is on its way to another file system, and `dropq sweep` of this queue goes on with it: {why}"
             yield replace(outcome, ok=False, detail=detail, target=None)
+
+
+def replay(
+    context: QueueContext, which: Selection, start: str | date | None = None, *, to: QueueContext | None = None
+) -> Iterator[Outcome]:
+    """Send archived messages again, each once, as redelivered ones: without their expirations, on a new clock.
+
+    A replay makes copies: a link would share its inode with the archived file, by which a reason finds its file; and
+    each rename of the link would change the ctime of both, by which retention finds the oldest files.
+
+    Args:
+        start: the point to begin at, as for `since`; None is the queue's recovery_point; else, and where ids are given,
+            it is all; ValueError for what is no point to begin at.
+        to: the queue that they go to; None is this one.
+    """
+    destination, moves = to or context, Moves(context)
+    if start is None:
+        start = (which.wanted is None and context.config.recovery_point) or "epoch"
+    messages = _chosen(context, checked(start), which)
+
+    def act(message: Message) -> str | None:
+        return moves.replay(message.file, destination)
+
+    return each(context, which, messages, act, f"replayed to {destination.name}")
+
+
+def _chosen(context: QueueContext, point: str, which: Selection) -> Iterator[Message]:
+    """Yield the messages from a point on that were asked for, each once.
+
+    The parts of a bundle are messages of their own, unless the bundle is archived as a whole, too.
+    """
+    chosen = None
+    if which.wanted is not None or which.filter is not None:
+        chosen = {message.file for message in select(context, which)}
+    seen: set[Hashable] = set()
+    settlement = Claims(context)
+    asked = [archived for archived in since(context, point) if chosen is None or archived.file in chosen]
+    wholes = {archived.message for archived in asked}
+    for archived in asked:
+        if archived.message not in seen and archived.bundle not in wholes:
+            seen.add(archived.message)
+            yield Message(settlement, "processed", context.sidecars.file(archived.file))
 
 
 def ack(
@@ -468,24 +508,22 @@ def each(
 ) -> Iterator[Outcome]:
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
-    Args:
-        act: acts on a message; returns its new file name, "" if it has none, or None if another process was first.
-        done: what `act` does, in words.
+    `act` returns a message's new file name, "" if it has none, or None if another process was first; `done` says in
+    words what it does.
     """
     found: set[str] = set()
     for message in messages:
         found |= _names(message)
-        yield _outcome(message, act, done, which)
+        yield _outcome(message, partial(act, message), done, which)
     yield from _not_found(context, which, found)
 
 
-def _outcome(message: Message, act: Callable[[Message], str | None], done: str, which: Selection) -> Outcome:
-    """Do something to a message, unless that is only to be reported; return what became of it."""
+def _outcome(message: Message, act: Callable[[], str | None], done: str, which: Selection) -> Outcome:
     outcome = partial(Outcome, message.id, message.file)
     if which.dry_run:
         return outcome(True, f"would be {done}")
     try:
-        file = act(message)
+        file = act()
     except DropqError as error:
         return outcome(False, str(error))
     if file is None:

@@ -38,6 +38,7 @@ from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
     from dropq.queue.offers import CameBack
+    from dropq.queue.subscription import Subscription
 
 log = logging.getLogger("dropq")
 
@@ -248,7 +249,7 @@ class Worker:
             self.sendings.announce(subscription)
         for _ in range(self.concurrency):
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
-        lease = self.sources.least_lease
+        lease = min((each.lease for each in self.sources if each.lease), default=None)
         renewer = LeaseRenewer(lease, self._renew_running) if lease else None
         reported = 0  # how often the worker was asked to stop, as far as the reporter knows
         try:
@@ -290,11 +291,12 @@ class Worker:
             self._watch.begin()
         if self.stop.times > 1:
             return True
-        return idle and not taken and (self._stopping or (self.until_empty and not self._are_kept_back))
+        return idle and not taken and (self._stopping or (self.until_empty and not any(map(self._waits, self.sources))))
 
-    @property
-    def _are_kept_back(self) -> bool:
-        return self.sources.is_kept_back or any(map(self.sendings.has_waiting, self.sources))
+    def _waits(self, subscription: Subscription) -> bool:
+        """Return whether messages are kept back for this run; a barrier may wait for what only another run takes."""
+        is_kept_back = subscription._is_kept_back and not subscription._waits_for_passed_over
+        return is_kept_back or self.sendings.has_waiting(subscription)
 
     def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""
@@ -319,7 +321,8 @@ class Worker:
         has_free_thread = self._busy < self.concurrency and not self._stopping
         if not has_free_thread:
             return RESCAN  # a thread that gets free wakes us earlier
-        return min(self.sendings.rests_for or self.sources.next_attempt, self.sendings.pause, RESCAN)
+        attempts = (each._next_attempt for each in self.sources)
+        return min(self.sendings.rests_for or min(attempts), self.sendings.pause, RESCAN)
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
@@ -335,12 +338,11 @@ class Worker:
                 taken.message.release(counted=False)
             except LeaseLost:
                 continue  # its thread has just settled it, or another consumer has it
-            self._count("returned")
             self._given_back(taken)
 
     def _given_back(self, taken: Taken) -> None:
         """Report a message that was given back, because its handler did not end in time."""
-        self._tell(Handled(taken.message, "returned", "", time.monotonic() - taken.since))
+        self._report_end(taken, "returned")
 
     # -- the worker threads ------------------------------------------------------------------------------------
 
@@ -371,11 +373,9 @@ class Worker:
         if self.until_empty and outcome != "lost" and message.state in WAITING:
             self._report_left(message.id, due_ms(message))
         if id(message) in self._running:
-            self._count(outcome)
             for record in _records_by_handler(message) if outcome != "lost" else ():
                 self._count(record)
-            reason = why if outcome in ("failed", "retried", "rejected") else ""
-            self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
+            self._report_end(taken, outcome, why if outcome in ("failed", "retried", "rejected") else "")
 
     def _settled(self, taken: Taken, sending: Sending) -> tuple[Outcome, str]:
         """Call the handler with a message, and settle that; return the outcome, and why."""
@@ -487,7 +487,13 @@ class Worker:
         self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self.stop.asked)
         return self.stop.asked
 
+    def _report_end(self, taken: Taken, outcome: Outcome, why: str = "") -> None:
+        """Report what became of a message."""
+        self._tell(Handled(taken.message, outcome, why, time.monotonic() - taken.since))
+
     def _tell(self, handled: Handled) -> None:
+        """Count what became of a message, or of records of it, and report it."""
+        self._count(handled.outcome, handled.records or 1)
         try:
             self.reporter.handled(handled)
         except Exception as error:  # such as a full disk: the messages are settled as if nobody listened

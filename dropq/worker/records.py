@@ -111,8 +111,7 @@ class RecordWorker(Worker):
         if id(message) in self._running:
             self._report_records(run)
             if outcome is not None:
-                self._count(outcome)
-                self._tell(Handled(message, outcome, why, time.monotonic() - taken.since))
+                self._report_end(taken, outcome, why)
 
     def _leave(self, run: Run, came_back: CameBack, outcome: Outcome | None) -> None:
         """Leave the messages that came back to other consumers, and report them."""
@@ -126,7 +125,6 @@ class RecordWorker(Worker):
 
     def _report_records(self, run: Run) -> None:
         for handled in run.results():
-            self._count(handled.outcome, handled.records or 1)
             self._tell(handled)
 
     def _given_back(self, taken: Taken) -> None:
