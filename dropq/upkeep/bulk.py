@@ -159,16 +159,13 @@ def requeue(
     whole: bool = False,
     keep_expiration: bool = False,
 ) -> Iterator[Outcome]:
-    """Move messages back into target/ as if they were new: counters and the queue's clock start again.
+    """Move messages back into target/ as if they were new, as `Queue.requeue` says.
 
     Args:
         to: the queue that they go to; None is this one.
-        to_origin: move each dead letter to the queue that it came from, as a plain message. A letter stays if that
-            queue is missing, or has another dead-letter queue. Other messages stay, too, and are reported only if their
-            ids were given.
-        whole: put the parts of each bundle together, and requeue it as one message; requeue all else as it is. What was
-            a record of a bundle belongs to it, too, and the id of the bundle chooses it. Another bundle may have an id
-            that is not a generated one: there, parts belong together that have waited since the same time.
+        to_origin: what is no dead letter stays, too, and is reported only if its id was given.
+        whole: the id of a bundle chooses all its parts. Another bundle may have an id that is not a generated one:
+            there, parts belong together that have waited since the same time.
         keep_expiration: keep their own expirations, of a bundle that of its first part.
 
     Raises:
