@@ -207,17 +207,16 @@ def replay(
 
     Each is sent once, as a copy that counts as redelivered; the original stays. Without ID it sends all from POINT on.
     """
-    from dropq.upkeep.bulk import Selection
-    from dropq.upkeep.replay import replay as replayed
+    from dropq.upkeep import bulk
 
     shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=not ids)
-    task = Bulk(shell, shell.queue(name), Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
+    task = Bulk(shell, shell.queue(name), bulk.Selection(("processed",), wanted, filter, dry_run=dry_run), yes)
     destination = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point or "epoch"
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {destination.name}?"
     total = task.total() if wanted is not None else None
-    return task.run("replay", partial(replayed, start=start, to=destination.context), total, question=question)
+    return task.run("replay", partial(bulk.replay, start=start, to=destination.context), total, question=question)
 
 
 def move(

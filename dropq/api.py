@@ -819,11 +819,10 @@ class Queue(Sender):
         Raises:
             ValueError: start is no point to begin at.
         """
-        from dropq.upkeep.bulk import Selection
-        from dropq.upkeep.replay import replay
+        from dropq.upkeep import bulk
 
-        which = Selection(("processed",), ids, filter, dry_run=dry_run)
-        return list(replay(self.context, which, start, to=None if to is None else to.context))
+        which = bulk.Selection(("processed",), ids, filter, dry_run=dry_run)
+        return list(bulk.replay(self.context, which, start, to=None if to is None else to.context))
 
     def move(
         self,

@@ -1,10 +1,8 @@
 """The bridge of a root takes from one peer, another root, what consumers here want: AMPS's Queue and GroupLocalQueue.
 
-A message is owned by the root it lies in. The bridge renames it into a row of the peer's queue, where it is nobody's,
-and a carrier copies it into the queue here by numbered lists: so it is in one root at a time, whoever dies when.
-
-Only a bridge looks at the path of a peer, and does so in a process of its own: a mount that hangs keeps nobody else
-waiting. Before it gives anything it makes sure that the peer is the root that it is called, and no older state of it.
+The bridge renames a message into a row of the peer's queue, where it is nobody's, and a carrier copies it into the
+queue here by numbered lists: so it is in one root at a time, whoever dies when. Before it gives anything it makes sure
+that the peer is the root that it is called, and no older state of it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from dropq.carrier.carriers import carrier_of, noting
+from dropq.carrier.carriers import carry
 from dropq.carrier.lists import LIST_BYTES, LIST_LENGTH
 from dropq.config.schema import Peer
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
@@ -195,24 +193,19 @@ def _domain(context: QueueContext) -> str | None:
     return context.config.group_local_queue_domain or context.root.config.instance_group
 
 
+@dataclass
 class Bridge:
-    """Takes from one peer, for the queues of one root.
+    """Takes from one peer, for the queues of one root; `names` are the queues, None all that several roots share."""
 
-    Args:
-        names: the queues; None for all that several roots share.
-    """
-
-    def __init__(self, root: RootContext, peer: Peer, names: Sequence[str] | None) -> None:
-        self._root = root
-        self._peer = peer
-        self._names = names
-        self._queues: dict[str, _Crossing] = {}
-        self._opened = -math.inf
-        self._known: dict[str, _Opened] = {}
-        self._passed_over: dict[str, str] = {}
-
-        #: How many messages came, by queue.
-        self.taken: Counter[str] = Counter()
+    root: RootContext
+    peer: Peer
+    names: Sequence[str] | None
+    #: How many messages came, by queue.
+    taken: Counter[str] = field(default_factory=Counter)
+    _queues: dict[str, _Crossing] = field(default_factory=dict)
+    _opened: float = -math.inf
+    _known: dict[str, _Opened] = field(default_factory=dict)
+    _passed_over: dict[str, str] = field(default_factory=dict)
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Take what is wanted until `wait`, which waits so many seconds, says that it is over.
@@ -263,13 +256,13 @@ class Bridge:
         failed: dict[str, Exception] = {}
         if time.monotonic() >= self._opened + OPENED:
             try:
-                there = shared_queues(self._root, self._names, self._passed_over, self._known)
+                there = shared_queues(self.root, self.names, self._passed_over, self._known)
             except (DropqError, OSError) as error:
                 failed["the queues of this root"] = error
             else:
                 self._opened = time.monotonic()
                 known = self._queues
-                self._queues = {own.name: known.get(own.name) or _Crossing(self._peer, own) for own in there}
+                self._queues = {own.name: known.get(own.name) or _Crossing(self.peer, own) for own in there}
                 for own in there:
                     self._queues[own.name].open(own)
         before = self.taken.total()
@@ -279,7 +272,7 @@ class Bridge:
             except (DropqError, OSError) as error:
                 crossing.forget()
                 self._known.pop(name, None)
-                failed[f"queue {name}, peer {self._peer.name}"] = error
+                failed[f"queue {name}, peer {self.peer.name}"] = error
         return self.taken.total() - before, failed
 
 
@@ -335,9 +328,9 @@ class _Crossing:
         self.is_wanted = bool(wants) or is_initial
         taken, failed = 0, dict[str, Exception]()
         if is_due := now >= self._rows_at + ROWS:
-            taken += self._carry_rows(own, failed)
+            taken += self._carry_rows(failed)
         if wants or is_initial:
-            taken += self._take(own, wants, failed, takes_unowned=is_initial)
+            taken += self._take(wants, failed, takes_unowned=is_initial)
         else:
             self._files, self._unowned, self._seen, self._listed, self._test = [], [], {}, (), None
         for error in failed.values():
@@ -348,15 +341,15 @@ class _Crossing:
                 own.storage.renew(f"{own.layout.wanted}/{LOOKED}")
         return taken
 
-    def _open_theirs(self, own: QueueContext, *, anew: bool = False) -> QueueContext:
+    def _open_theirs(self, *, anew: bool = False) -> QueueContext:
         """Open the peer's queue, `anew` or when it may be another, and make sure that both roots mean the same."""
         now = time.monotonic()
         if self._theirs is not None and not anew and now >= self._theirs_until and self._theirs.is_current:
             self._theirs_until = now + OPENED
         if self._theirs is None or anew or now >= self._theirs_until:
-            opened = _Opened.anew(opened_peer(self._root, self._peer), own.name)
+            opened = _Opened.anew(opened_peer(self._root, self._peer), self._own.name)
             theirs = opened.context
-            if wrong := disagreements(own, theirs):
+            if wrong := disagreements(self._own, theirs):
                 raise ConfigError(f"{theirs.layout.home}: {'; '.join(wrong)}; {_NOTHING}")
             self.is_far = reading.on_nfs(theirs.layout.target)
             self._theirs, self._theirs_until = opened, now + OPENED
@@ -364,52 +357,50 @@ class _Crossing:
 
     # -- what was given ------------------------------------------------------------------------------------------
 
-    def _carry_rows(self, own: QueueContext, failed: dict[str, Exception]) -> int:
+    def _carry_rows(self, failed: dict[str, Exception]) -> int:
         """Carry what this bridge, or another, was given before.
 
         A row that cannot be carried stops no other; it is noted in `failed`, by its folder.
         """
-        theirs = self._open_theirs(own)
-        own_rows, sent = (self._root.config.instance, own.name), 0
+        theirs, sent = self._open_theirs(), 0
         for row in list(rows(theirs.layout)):
-            if (row.peer, row.queue) == own_rows and row.mark in marks_of(own.layout):
+            is_ours = (row.peer, row.queue) == (self._root.config.instance, self._own.name)
+            if is_ours and row.mark in marks_of(self._own.layout):
                 try:
-                    sent += self._carry(row, own, theirs)[0] if _has_any(row) else 0
+                    sent += self._carry(row, theirs)[0] if _has_any(row) else 0
                 except (DropqError, OSError) as error:
                     failed[row.folder] = error
         return sent
 
-    def _carry(self, row: Row, own: QueueContext, theirs: QueueContext) -> tuple[int, dict[str, str]]:
+    def _carry(self, row: Row, theirs: QueueContext) -> tuple[int, dict[str, str]]:
         """Carry a row; return how many messages came, and their names here by their names there."""
-        with noting(row, theirs):
-            carrier = replace(carrier_of(row, theirs, own), owned=not is_owner(own))
-            return sum(carrier.run()), carrier.arrived
+        arrived = dict[str, str]()
+        sent = sum(carry(row, theirs, self._own, owned=not is_owner(self._own), arrived=arrived))
+        return sent, arrived
 
     # -- what is wanted ------------------------------------------------------------------------------------------
 
-    def _take(
-        self, own: QueueContext, wants: list[Wanted], failed: Mapping[str, Exception], *, takes_unowned: bool
-    ) -> int:
+    def _take(self, wants: list[Wanted], failed: Mapping[str, Exception], *, takes_unowned: bool) -> int:
         """Give to the row for this queue what is wanted here, and carry it; give nothing to one that has `failed`."""
-        theirs = self._open_theirs(own)
+        own, theirs = self._own, self._open_theirs()
         self._list(theirs, with_unowned=takes_unowned)
         if not self._files and not self._unowned:
             return 0
-        if not (room := self._room(own)):
+        if not (room := self._room()):
             raise Unavailable(f"queue {own.name} is full: max_unprocessed is {own.config.max_unprocessed}; {_NOTHING}")
-        chosen = list(islice(self._chosen(own, theirs, wants), room))
+        chosen = list(islice(self._chosen(theirs, wants), room))
         if not chosen:
             return 0
-        theirs = self._open_theirs(own, anew=True)
-        self._refuse_stopped(own, theirs)
+        theirs = self._open_theirs(anew=True)
+        self._refuse_stopped(theirs)
         row = row_to(theirs, RowDestination(own.root.layout, own.name, own.layout, str(self._root.config.instance)))
         if row.folder in failed:
             return 0
-        given = self._give(own, theirs, chosen, row)
+        given = self._give(theirs, chosen, row)
         if not given:
             return 0
         log.info("queue %s: %s taken from peer %s", own.name, count_of(len(given)), self._peer.name)
-        sent, arrived = self._carry(row, own, theirs)
+        sent, arrived = self._carry(row, theirs)
         for name, taker in given.items():
             if taker in self._shares and name in arrived:
                 self._shares[taker].came.add(arrived[name])
@@ -437,20 +428,19 @@ class _Crossing:
         self._listed = () if is_fresh or view.unsettled else found
         self._list_again = now + theirs.timing.listing_share * (now - began)
 
-    def _room(self, own: QueueContext) -> int:
-        """Return for how many messages there is room here."""
+    def _room(self) -> int:
+        own = self._own
         if (most := own.config.max_unprocessed) is None:
             return LIST_LENGTH
         waiting = sum(sum(reading.message_counts(own.layout.folder(state), own.config.ignore)) for state in UNSETTLED)
         return max(min(most - waiting, LIST_LENGTH), 0)
 
-    def _chosen(
-        self, own: QueueContext, theirs: QueueContext, wants: list[Wanted]
-    ) -> Iterator[tuple[MessageFile, str]]:
+    def _chosen(self, theirs: QueueContext, wants: list[Wanted]) -> Iterator[tuple[MessageFile, str]]:
         """Yield the messages to take, in order: what nobody owns yet, and what subscriptions want, each with which."""
+        own = self._own
         test = self._test = self._test or _Test(own, theirs)
         test.keep(self._seen, {own.config.filter, *(want.filter for want in wants)})
-        asked = self._asked(own, wants)
+        asked = self._asked(wants)
         belongs = belonging_here(theirs)
         now = self._chosen_at = time.monotonic()
         before = now - theirs.config.transfer_after
@@ -478,10 +468,10 @@ class _Crossing:
                 missing -= 1
                 yield file, taker.subscription
 
-    def _asked(self, own: QueueContext, wants: list[Wanted]) -> dict[Wanted, int]:
+    def _asked(self, wants: list[Wanted]) -> dict[Wanted, int]:
         """Return how many messages each subscription gets now: its free backlog, doubled when it took all that came."""
         now, known = time.monotonic(), self._shares
-        here = reading.names_in(own.layout.target) if any(share.came for share in known.values()) else frozenset()
+        here = reading.names_in(self._own.layout.target) if any(share.came for share in known.values()) else frozenset()
         self._shares, asked = {}, dict[Wanted, int]()
         for want in wants:
             share = known.get(want.subscription)
@@ -496,26 +486,25 @@ class _Crossing:
             asked[want] = max(share.size - len(share.came), 0)
         return asked
 
-    def _refuse_stopped(self, own: QueueContext, theirs: QueueContext) -> None:
+    def _refuse_stopped(self, theirs: QueueContext) -> None:
         """Refuse to take while one of both queues is paused or write-locked; a peer that is full is helped."""
-        for context, where in ((own, "here"), (theirs, f"in root {self._peer.name}")):
+        for context, where in ((self._own, "here"), (theirs, f"in root {self._peer.name}")):
             if context.paused:
                 raise Unavailable(f"queue {context.name} is paused {where}; {_NOTHING}")
             if why := SendLimits(context.name, context).refusals().get("write-lock"):
                 raise Unavailable(f"queue {context.name} {where}: {why}; {_NOTHING}")
 
-    def _give(
-        self, own: QueueContext, theirs: QueueContext, chosen: list[tuple[MessageFile, str]], row: Row
-    ) -> dict[str, str]:
+    def _give(self, theirs: QueueContext, chosen: list[tuple[MessageFile, str]], row: Row) -> dict[str, str]:
         """Give messages to a row, each by a rename, which another process may win; return who wanted what was given.
 
         What has no room here for twice its bytes, beside what is given before it, stays.
         """
-        space, moves, given = os.statvfs(own.layout.base), Moves(theirs), dict[str, str]()
+        base, moves, given = self._own.layout.base, Moves(theirs), dict[str, str]()
+        space = os.statvfs(base)
         free = space.f_bavail * space.f_frsize // 2
         if space.f_files and space.f_favail < 2 * len(chosen) + SPARE:
-            raise Unavailable(f"{own.layout.base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
-        size, to = 0, f"{self._root.config.instance}/{own.name}"
+            raise Unavailable(f"{base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
+        size, to = 0, f"{self._root.config.instance}/{self._own.name}"
         for file, taker in chosen:
             waits = "target" if file.plain or not file.name.not_before else "delayed"
             path = f"{theirs.layout.folder(waits)}/{file.filename}"
@@ -532,7 +521,7 @@ class _Crossing:
         self._unowned = [file for file in self._unowned if file.filename not in tried]
         self._seen = {key: self._seen[key] for key in map(_key, self._files)}
         if not given and size == 0 and any(reading.readable_size(f"{theirs.layout.target}/{name}") for name in tried):
-            raise Unavailable(f"{own.layout.base} has no room for twice what waits in {theirs.layout.home}; {_NOTHING}")
+            raise Unavailable(f"{base} has no room for twice what waits in {theirs.layout.home}; {_NOTHING}")
         return given
 
 
@@ -545,14 +534,14 @@ class _Share:
     wanted_at: float = 0.0
 
 
+@dataclass
 class _Test:
     """Tests messages of a peer by filters of consumers here; what does not match is not read again."""
 
-    def __init__(self, own: QueueContext, theirs: QueueContext) -> None:
-        self._own = own
-        self._theirs = theirs
-        self._ask: dict[str, Callable[[MessageFile], bool | None]] = {}
-        self._no: dict[str, set[_Key]] = {}
+    own: QueueContext
+    theirs: QueueContext
+    _ask: dict[str, Callable[[MessageFile], bool | None]] = field(default_factory=dict)
+    _no: dict[str, set[_Key]] = field(default_factory=dict)
 
     def keep(self, keys: Collection[_Key], filters: Collection[str | None]) -> None:
         """Forget all but the messages that still wait, and the filters that are still wanted."""
@@ -573,10 +562,10 @@ class _Test:
     def _asking(self, filter: str) -> Callable[[MessageFile], bool | None]:
         """Return a test; one that cannot be used, or whose result changes with time, never says a lasting no."""
         try:
-            ask = deciding(filter, self._theirs, "target", self._own)
+            ask = deciding(filter, self.theirs, "target", self.own)
             changes = compile_filter(filter).changes
         except DropqError as error:
-            log.warning("queue %s: nothing is taken for the filter %r: %s", self._own.name, filter, error)
+            log.warning("queue %s: nothing is taken for the filter %r: %s", self.own.name, filter, error)
             return lambda file: None
         return (lambda file: ask(file) or None) if changes else ask
 
@@ -642,10 +631,7 @@ def recall(root: RootContext, peer: Peer, names: Sequence[str] | None) -> int:
 
 def _recall_row(row: Row, source: QueueContext, destination: QueueContext) -> int:
     before = sum(1 for _ in reading.entries(row.given))
-    with noting(row, source):
-        carrier = replace(carrier_of(row, source, destination), owned=not is_owner(destination), recalls=True)
-        sent = sum(carrier.run())
-    return before - sent
+    return before - sum(carry(row, source, destination, owned=not is_owner(destination), recalls=True))
 
 
 def end_rows(root: RootContext, peer: str, names: Sequence[str] | None) -> int:

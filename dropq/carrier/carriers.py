@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from dropq.carrier.lists import Carrier
-from dropq.errors import DropqError, NoSuchQueue, Unavailable
+from dropq.carrier.lists import Carrier, refuse_another
+from dropq.errors import DropqError, Unavailable
 from dropq.format.addresses import layouts
-from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.giving import OlderState, refuse_older
 from dropq.lifecycle.open_queue import open_queue, open_root
@@ -21,7 +21,6 @@ from dropq.lifecycle.transfers import (
     Refusal,
     Row,
     RowDestination,
-    marks_of,
     note_refusal,
     other_host,
     own_mark,
@@ -37,12 +36,26 @@ log = logging.getLogger("dropq")
 _CARRIED = "the messages are in the other queue, or on their way: `dropq sweep` of this queue carries them"
 
 
+def carry(row: Row, source: QueueContext, destination: QueueContext | None = None, **how: Any) -> Iterator[int]:
+    """Carry the messages of a row, as `Carrier.run` says; note beside the row why that failed, until it succeeds.
+
+    The arguments are those of `carrier_of`.
+    """
+    try:
+        yield from carrier_of(row, source, destination, **how).run()
+    except (DropqError, OSError) as error:
+        note_refusal(source, row.folder, Refusal(describe(error), isinstance(error, OlderState)))
+        raise
+    note_refusal(source, row.folder, None)
+
+
 def carrier_of(
-    row: Row, source: QueueContext, destination: QueueContext | None = None, *, named: bool = False
+    row: Row, source: QueueContext, destination: QueueContext | None = None, *, named: bool = False, **how: Any
 ) -> Carrier:
     """Return the carrier for the messages of a row, to the open `destination`, if there is one.
 
-    If the user `named` the row, he vouches that its path leads where its maker meant.
+    If the user `named` the row, he vouches that its path leads where its maker meant. `how` it carries is as of
+    `Carrier`.
 
     Raises:
         NoSuchQueue: the destination is not there, or another one has its name.
@@ -59,19 +72,10 @@ def carrier_of(
             )
         mark = own_mark(source)
     there = destination or _opened(row, source)
-    _refuse_another(row, there.layout.home, marks_of(there.layout))
+    refuse_another(row, there.layout)
     with source.error_context("nothing was carried"):
         refuse_older(source, RowDestination(there.root.layout, there.name, there.layout, row.peer))
-
-    def check() -> None:
-        with there.error_context("nothing was carried"):
-            _refuse_another(row, there.layout.home, marks_of(there.layout))
-
-    def name(own_name: str) -> Name:
-        return source.sidecars.parse(own_name)
-
-    peer = source.root.config.instance or "" if row.peer else ""
-    return Carrier(source, row.given, row.folder, there, row.name, mark, check, name, peer)
+    return Carrier(source, row, there, mark, **how)
 
 
 def _opened(row: Row, source: QueueContext) -> QueueContext:
@@ -81,36 +85,16 @@ def _opened(row: Row, source: QueueContext) -> QueueContext:
     with source.error_context("nothing was carried"):
         found = [layout for layout in layouts(row.root, row.queue) if reading.is_folder(layout.target)]
         for layout in found[:1]:
-            _refuse_another(row, layout.home, marks_of(layout))
+            refuse_another(row, layout)
     return open_queue(open_root(row.root, None), row.queue)
 
 
-def _refuse_another(row: Row, home: str, marks: set[str]) -> None:
-    """Raise NoSuchQueue if a row leads to another queue than its messages were given to."""
-    if row.mark not in marks:
-        raise NoSuchQueue(
-            f"{home} is another queue than the one that the messages in {row.given} were given to: bring that one "
-            "back, or move them to a target/; nothing was carried"
-        )
-
-
-@contextmanager
-def noting(row: Row, source: QueueContext) -> Iterator[None]:
-    """Note beside a row why an attempt to carry it failed, and remove the note after a success."""
-    try:
-        yield
-    except (DropqError, OSError) as error:
-        note_refusal(source, row.folder, Refusal(describe(error), isinstance(error, OlderState)))
-        raise
-    note_refusal(source, row.folder, None)
-
-
+@dataclass
 class Carriers:
     """Carries the messages in the rows of one queue to queues of its own root, for one process."""
 
-    def __init__(self, context: QueueContext) -> None:
-        self._context = context
-        self._warned: dict[str, str] = {}
+    context: QueueContext
+    _warned: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
         """Carry all that waits; return how many messages this process sent.
@@ -118,50 +102,42 @@ class Carriers:
         What cannot be carried now waits for the next run, or for a sweep; the log says so once for each reason.
         """
         sent, failed = 0, dict[str, str]()
-        for row in stalled(self._context, unusable=failed):
+        for row in stalled(self.context, unusable=failed):
             if row.is_abroad:
                 continue
             try:
-                with noting(row, self._context):
-                    sent += sum(carrier_of(row, self._context).run())
+                sent += sum(carry(row, self.context))
             except (DropqError, OSError) as error:
                 failed[f"messages for {row.destination} wait"] = describe(error)
         for what, why in failed.items():
             if self._warned.get(what) != why:
-                log.warning("queue %s: %s: %s", self._context.name, what, why)
+                log.warning("queue %s: %s: %s", self.context.name, what, why)
         self._warned = failed
         return sent
 
 
+@dataclass
 class CarrierTo:
     """Carries messages to a queue on another file system; `arrived` has their names there, by those in the rows."""
 
-    def __init__(self, source: QueueContext, destination: QueueContext) -> None:
-        self._source = source
-        self._destination = destination
-        self.arrived: dict[str, str] = {}
+    source: QueueContext
+    destination: QueueContext
+    arrived: dict[str, str] = field(default_factory=dict)
 
     def carry(self) -> str:
         """Carry the messages that were moved so far; return why some of them may still be here."""
+        there = RowDestination(self.destination.root.layout, self.destination.name, self.destination.layout)
         try:
-            for row in self._rows():
-                with noting(row, self._source):
-                    carrier = carrier_of(row, self._source, self._destination)
-                    try:
-                        for _ in carrier.run():
-                            pass
-                    finally:
-                        self.arrived |= carrier.arrived
+            with self.source.error_context(_CARRIED):
+                found = [row for row in rows(self.source.layout) if row.leads(self.source, there)]
+            for row in found:
+                for _ in carry(row, self.source, self.destination, arrived=self.arrived):
+                    pass
         except DropqError as error:
             return str(error)
         return "this user may not read it"
 
     def has_left(self, given: str) -> bool:
         """Return whether a message has left the rows, by its name there: it is in the other queue."""
-        with self._source.error_context(_CARRIED):
-            return not any(reading.exists(f"{row.given}/{given}") for row in rows(self._source.layout))
-
-    def _rows(self) -> list[Row]:
-        destination = RowDestination(self._destination.root.layout, self._destination.name, self._destination.layout)
-        with self._source.error_context(_CARRIED):
-            return [row for row in rows(self._source.layout) if row.leads(self._source, destination)]
+        with self.source.error_context(_CARRIED):
+            return not any(reading.exists(f"{row.given}/{given}") for row in rows(self.source.layout))

@@ -18,18 +18,19 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dropq.errors import DropqError
-from dropq.format.layout import GONE_PREFIX, STATES
-from dropq.format.names import Name, is_plain
+from dropq.errors import DropqError, NoSuchQueue
+from dropq.format.layout import GONE_PREFIX, STATES, QueueLayout
+from dropq.format.names import is_plain
 from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.sending import into_target
+from dropq.lifecycle.transfers import Row, marks_of
 from dropq.staging.jobs import Attempt, StagedAttempt, TransferJob
 from dropq.storage import reading
 
@@ -59,21 +60,12 @@ class Carrier:
     """Carries the messages in a folder of a queue into another queue."""
 
     source: QueueContext
-    #: The folder that they lie in, on the file system of `source`; each name there is given once, for ever.
-    given: str
-    #: The folder of their lists, on the same file system.
-    lists: str
+    #: Has their lists, and in the folder `given` the messages, each of whose names is given once, for ever.
+    row: Row
     destination: QueueContext
-    #: Names the row of lists in `destination`; no other folder's lists have the name.
-    row: str
     #: Of `source`; the ledger of `destination` keeps it, as an older state of `source` may lack the row.
     mark: str
-    #: Raises an error if another queue has taken the place of `destination`.
-    check: Callable[[], None]
-    #: Returns what the name of the copy says, from the message's own file name.
-    name: Callable[[str], Name]
-    #: For a bridge: the instance of the root that `source` is in, and whether that of `destination` owns what arrives.
-    peer: str = ""
+    #: For a bridge: whether the root of `destination` owns what arrives.
     owned: bool = False
     #: Whether all that is here goes back.
     recalls: bool = False
@@ -105,10 +97,15 @@ class Carrier:
                     return
 
     @property
+    def given(self) -> str:
+        """The folder that the messages lie in."""
+        return self.row.given
+
+    @property
     def _way_out(self) -> str:
         """How to end a row by hand."""
-        target = self.source.layout.target
-        return f"move what is left there to {target}, and rename {self.lists} to {os.path.basename(self.lists)}{ENDED}"
+        target, row = self.source.layout.target, self.row
+        return f"move what is left there to {target}, and rename {row.folder} to {row.name}{ENDED}"
 
     # -- the lists ---------------------------------------------------------------------------------------------------
 
@@ -119,9 +116,9 @@ class Carrier:
                 number = max(self._numbers(), default=None)
                 if number is None:
                     return None
-                path = f"{self.lists}/{list_name(number)}"
+                path = f"{self.row.folder}/{list_name(number)}"
                 data = reading.read_small(path, limit=reading.LONG_LIST)
-                if data is None or (self.peer and not self._is_newest(number)):
+                if data is None or (self.row.peer and not self._is_newest(number)):
                     continue  # RACE: a newer one was written, and this one removed
             try:
                 return _parsed(number, reading.parse_json(data))
@@ -141,7 +138,7 @@ class Carrier:
         return max((*self._numbers(), *self._numbers()), default=0) == number
 
     def _numbers(self) -> list[int]:
-        return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
+        return [number for number in map(list_number, reading.names_in(self.row.folder)) if number is not None]
 
     def _list(self, newest: List | None) -> bool:
         """List the messages in the folder, in place of the newest list, which is settled; return False without any."""
@@ -156,7 +153,7 @@ class Carrier:
         content = {"format": 1, "list": secrets.token_hex(8), "given": given, **({"back": True} if going_back else {})}
         draft = f"{layout.private}/{GONE_PREFIX}{secrets.token_hex(8)}"
         storage.write_new(draft, json.dumps(content).encode())
-        path = f"{self.lists}/{list_name(last + 1)}"
+        path = f"{self.row.folder}/{list_name(last + 1)}"
         try:
             # RACE: with other carriers. The first has the number. If one comes so late that newer lists exist, and
             # this number is free again, its list does not count.
@@ -166,10 +163,10 @@ class Carrier:
             return True
         finally:
             storage.unlink(draft)
-        storage.sync(self.lists)
+        storage.sync(self.row.folder)
         for number in self._numbers():
             if number <= last:
-                storage.unlink(f"{self.lists}/{list_name(number)}")
+                storage.unlink(f"{self.row.folder}/{list_name(number)}")
         return True
 
     def _going_back(self, newest: List | None) -> list[str]:
@@ -178,7 +175,7 @@ class Carrier:
         A bridge sends back what its newest list left here: no consumer would get it here. If it recalls, it sends all
         back. A carrier within one root sends nothing back.
         """
-        if not self.peer:
+        if not self.row.peer:
             return []
         here = reading.names_in(self.given)
         if not self.recalls:
@@ -201,7 +198,7 @@ class Carrier:
                 length = entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue  # RACE: somebody took it
-            file = self._given_name(entry.name) if self.peer or os.access(entry.path, os.R_OK) else None
+            file = self._given_name(entry.name) if self.row.peer or os.access(entry.path, os.R_OK) else None
             if file is not None and file not in self.written:
                 given.append((own_name_of(file) or "", file))
                 size += length
@@ -225,7 +222,7 @@ class Carrier:
         """Send the messages of the newest list, unless that is done, and remove them here; return how many it sent."""
         if listed.back:
             return self._send_back(listed)
-        job = TransferJob(self.destination, self.row, listed.number)
+        job = TransferJob(self.destination, self.row.name, listed.number)
         count = 0
         if was_sent := job.sent:
             job.abort()  # which rolls it forward if that is not done
@@ -234,15 +231,15 @@ class Carrier:
         note = job.sent_note()
         if note is None or note.get("list") != listed.token:
             raise DropqError(
-                f"{self.destination.layout.home} has another list {listed.number} of this row than {self.lists}, "
+                f"{self.destination.layout.home} has another list {listed.number} of this row than {self.row.folder}, "
                 "which is a copy of another queue's folder, or an older state of its own: remove from "
                 f"{self.given} what that queue has already, {self._way_out}; nothing was removed"
             )
         left = note.get("left")
         if not isinstance(left, list) or not all(isinstance(file, str) for file in left):
             raise DropqError(
-                f"{self.destination.layout.ledger}: what it says of list {listed.number} of row {self.row} is damaged, "
-                "so it is not known which messages are there already; nothing was removed"
+                f"{self.destination.layout.ledger}: what it says of list {listed.number} of row {self.row.name} is "
+                "damaged, so it is not known which messages are there already; nothing was removed"
             )
         kept = set(left)
         with self.destination.error_context("the messages are there, and the next carrier removes them here"):
@@ -275,7 +272,9 @@ class Carrier:
             return 0
         try:
             left = [file for file in listed.given if file not in copies]
-            note = {"list": listed.token, "left": left, "from": self.mark, **({"peer": self.peer} if self.peer else {})}
+            note: dict[str, object] = {"list": listed.token, "left": left, "from": self.mark}
+            if self.row.peer:
+                note["peer"] = self.source.root.config.instance
             count = job.send(staged, note)
         except (DropqError, OSError):
             if job.abort() or job.sent:  # RACE: the same
@@ -291,11 +290,13 @@ class Carrier:
         If that fails, nothing of it is left, and what other carriers have copied stays.
         """
         with self.source.error_context(_GIVEN):
-            self.source.storage.sync(self.lists)  # its writer may have died before it did
+            self.source.storage.sync(self.row.folder)  # its writer may have died before it did
         job.begin()
         attempt = job.attempt("list")
         try:
-            self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
+            with self.destination.error_context("nothing was carried"):
+                # RACE: from here on, no queue that takes the place of this one has the attempt
+                refuse_another(self.row, self.destination.layout)
             with self.destination.error_context(_GIVEN):
                 copies, before = self._copy(attempt, listed)
                 # RACE: a person who takes a listed message away by hand from here on has a second copy, and what a
@@ -327,7 +328,7 @@ class Carrier:
                 try:
                     file = own
                     if not (keeps_names and is_plain(own)):
-                        name = self.name(own)
+                        name = self.source.sidecars.parse(own)
                         file = naming.name_of_copy(self.source, path, name, self.destination, owned=self.owned)
                     if file in taken:  # two messages of one id
                         file = naming.copy_name(self.destination, self.destination.sidecars.parse(file))
@@ -341,7 +342,7 @@ class Carrier:
                         raise
                     continue  # another user's, who listed it: it stays for a carrier that may read it
                 except OSError:
-                    if not self.peer or not reading.exists(attempt.folder):
+                    if not self.row.peer or not reading.exists(attempt.folder):
                         raise
                     continue  # it is no file, cannot be read, or finds no room: it goes back
                 copies[given], before[given] = file, (found.st_size, found.st_mtime_ns)
@@ -361,6 +362,15 @@ class Carrier:
                 pass
             left.append(given)
         return left
+
+
+def refuse_another(row: Row, found: QueueLayout) -> None:
+    """Raise NoSuchQueue if a row leads to another queue than its messages were given to."""
+    if row.mark not in marks_of(found):
+        raise NoSuchQueue(
+            f"{found.home} is another queue than the one that the messages in {row.given} were given to: bring that "
+            "one back, or move them to a target/; nothing was carried"
+        )
 
 
 def _parsed(number: int, content: object) -> List:

@@ -1,15 +1,16 @@
-"""What administrators do in bulk: requeue, move, ack, expire, purge, prune, one message at a time, an outcome for each.
+"""What administrators do in bulk, one message at a time: requeue, move, replay, ack, expire, purge, prune.
 
-Each function returns an iterator: what it yielded is done, and what it did not yield was not touched.
+Each function returns an iterator of outcomes: what it yielded is done, and what it did not yield was not touched.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property, partial
 from shlex import quote
 
@@ -35,6 +36,7 @@ from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.watch import Watch
 from dropq.upkeep import reassembly
+from dropq.upkeep.archived import checked, since
 from dropq.upkeep.recovery import recover_if_needed
 from dropq.upkeep.retention import surplus
 
@@ -136,7 +138,6 @@ def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Mes
 
 
 def _names(message: Message) -> set[str]:
-    """Return the names by which a message can be asked for."""
     return {message.id, message.name, message.file}
 
 
@@ -158,16 +159,13 @@ def requeue(
     whole: bool = False,
     keep_expiration: bool = False,
 ) -> Iterator[Outcome]:
-    """Move messages back into target/ as if they were new: counters and the queue's clock start again.
+    """Move messages back into target/ as if they were new, as `Queue.requeue` says.
 
     Args:
         to: the queue that they go to; None is this one.
-        to_origin: move each dead letter to the queue that it came from, as a plain message. A letter stays if that
-            queue is missing, or has another dead-letter queue. Other messages stay, too, and are reported only if their
-            ids were given.
-        whole: put the parts of each bundle together, and requeue it as one message; requeue all else as it is. What was
-            a record of a bundle belongs to it, too, and the id of the bundle chooses it. Another bundle may have an id
-            that is not a generated one: there, parts belong together that have waited since the same time.
+        to_origin: what is no dead letter stays, too, and is reported only if its id was given.
+        whole: the id of a bundle chooses all its parts. Another bundle may have an id that is not a generated one:
+            there, parts belong together that have waited since the same time.
         keep_expiration: keep their own expirations, of a bundle that of its first part.
 
     Raises:
@@ -182,12 +180,19 @@ def requeue(
         which.check((*REQUEUED, *WAITING), "dead letters are requeued from")
         return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
     which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
-    destination = to or context
-    act: Callable[[Message], str | None]
-    act = partial(_requeue, Moves(context), destination=destination, keep_expiration=keep_expiration)
-    messages = select(context, which)
-    if to is None:
-        act, messages = _unless_made_for_another(act), _without_unwanted(messages, which)
+    destination, moves, messages = to or context, Moves(context), select(context, which)
+    if to is None and which.wanted is None:
+        messages = (message for message in messages if not _is_for_another(message))
+
+    def act(message: Message) -> str | None:
+        if to is None and _is_for_another(message):
+            queue, id = quote(context.name), quote(message.id)
+            raise Unavailable(
+                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
+                f"{queue} {id} --to QUEUE` sends it to another"
+            )
+        return _requeue(moves, message, destination, keep_expiration=keep_expiration)
+
     return _carried(
         CarrierTo(context, destination), each(context, which, messages, act, f"requeued to {destination.name}")
     )
@@ -200,26 +205,6 @@ def _is_for_another(message: Message) -> bool:
         and _is_letter(message)
         and (message.reason or {}).get("reason") == dead_letters.NO_SUCH_QUEUE
     )
-
-
-def _without_unwanted(messages: Iterable[Message], which: Selection) -> Iterator[Message]:
-    """Yield messages, but those made for queues that are gone only if they were asked for."""
-    return (message for message in messages if which.wanted is not None or not _is_for_another(message))
-
-
-def _unless_made_for_another(act: Callable[[Message], str | None]) -> Callable[[Message], str | None]:
-    """Return an act that refuses messages made for queues that are gone."""
-
-    def acting(message: Message) -> str | None:
-        if _is_for_another(message):
-            queue, id = quote(message.context.name), quote(message.id)
-            raise Unavailable(
-                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
-                f"{queue} {id} --to QUEUE` sends it to another"
-            )
-        return act(message)
-
-    return acting
 
 
 def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:
@@ -240,17 +225,14 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
 
 
 def _requeue(moves: Moves, message: Message, destination: QueueContext, *, keep_expiration: bool) -> str | None:
-    def act(folder: str) -> str | None:
-        return moves.requeue(folder, message.file, destination, keep_expiration=keep_expiration)
-
-    return _without_reason(message, act)
+    return _moved(message, partial(moves.requeue, to=destination, keep_expiration=keep_expiration))
 
 
-def _without_reason(message: Message, act: Callable[[str], str | None]) -> str | None:
-    """Move a message out of the folder of its state by `act`, and remove its reason; return what `act` does."""
+def _moved(message: Message, move: Callable[[str, str], str | None]) -> str | None:
+    """Move a message out of the folder of its state by `move`, and remove its reason; return what `move` does."""
     context, state = message.context, message.state
     inode = reading.inode_or_none(message.path) if state in WITH_REASON else None
-    file = act(context.layout.folder(state))
+    file = move(context.layout.folder(state), message.file)
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
@@ -267,18 +249,15 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
         if which.takes(known):
             found |= known
             bundles.setdefault((bundle, reassembly.came(message) if bundle else message.file), []).append(message)
-    act = partial(_requeue, Moves(context), destination=context, keep_expiration=keep_expiration)
-    done = f"requeued to {context.name}"
-
-    def joined(parts: list[Message]) -> Callable[[Message], str]:
-        return lambda _: reassembly.join(context, state, parts, keep_expiration=keep_expiration)
-
+    moves, done = Moves(context), f"requeued to {context.name}"
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
-            outcome = _outcome(parts[0], joined(parts), f"{done} as one message of {len(parts)} parts", which)
+            join = partial(reassembly.join, context, state, parts, keep_expiration=keep_expiration)
+            outcome = _outcome(parts[0], join, f"{done} as one message of {len(parts)} parts", which)
             yield replace(outcome, id=bundle)
         else:
             for part in parts:
+                act = partial(_requeue, moves, part, context, keep_expiration=keep_expiration)
                 yield _outcome(part, act, done, which)
     yield from _not_found(context, which, found)
 
@@ -291,7 +270,7 @@ def _requeue_to_origin(context: QueueContext, which: Selection, *, keep_expirati
             detail = f"it stays in {message.state}/ of {context.name}: {destination}"
             yield Outcome(message.id, message.file, False, detail)
             continue
-        act = partial(_requeue, moves, destination=destination, keep_expiration=keep_expiration)
+        act = partial(_requeue, moves, message, destination, keep_expiration=keep_expiration)
         outcome = _outcome(message, act, f"requeued to {destination.name}", which)
         yield from _carried(CarrierTo(context, destination), [outcome])
     yield from _not_found(context, which, found)
@@ -350,11 +329,7 @@ def move(context: QueueContext, which: Selection, *, to: QueueContext) -> Iterat
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
     """
-    moves = Moves(context)
-
-    def act(message: Message) -> str | None:
-        return _without_reason(message, lambda folder: moves.move(folder, message.file, to))
-
+    act = partial(_moved, move=partial(Moves(context).move, to=to))
     return _carried(CarrierTo(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
 
 
@@ -384,6 +359,48 @@ def _arrived(carrier: CarrierTo, outcomes: list[Outcome]) -> Iterator[Outcome]:
         else:
             detail = f"it is on its way to another file system, and `dropq sweep` of this queue goes on with it: {why}"
             yield replace(outcome, ok=False, detail=detail, target=None)
+
+
+def replay(
+    context: QueueContext, which: Selection, start: str | date | None = None, *, to: QueueContext | None = None
+) -> Iterator[Outcome]:
+    """Send archived messages again, each once, as redelivered ones: without their expirations, on a new clock.
+
+    A replay makes copies: a link would share its inode with the archived file, by which a reason finds its file; and
+    each rename of the link would change the ctime of both, by which retention finds the oldest files.
+
+    Args:
+        start: the point to begin at, as for `since`; None is the queue's recovery_point; else, and where ids are given,
+            it is all; ValueError for what is no point to begin at.
+        to: the queue that they go to; None is this one.
+    """
+    destination, moves = to or context, Moves(context)
+    if start is None:
+        start = (which.wanted is None and context.config.recovery_point) or "epoch"
+    messages = _chosen(context, checked(start), which)
+
+    def act(message: Message) -> str | None:
+        return moves.replay(message.file, destination)
+
+    return each(context, which, messages, act, f"replayed to {destination.name}")
+
+
+def _chosen(context: QueueContext, point: str, which: Selection) -> Iterator[Message]:
+    """Yield the messages from a point on that were asked for, each once.
+
+    The parts of a bundle are messages of their own, unless the bundle is archived as a whole, too.
+    """
+    chosen = None
+    if which.wanted is not None or which.filter is not None:
+        chosen = {message.file for message in select(context, which)}
+    seen: set[Hashable] = set()
+    settlement = Claims(context)
+    asked = [archived for archived in since(context, point) if chosen is None or archived.file in chosen]
+    wholes = {archived.message for archived in asked}
+    for archived in asked:
+        if archived.message not in seen and archived.bundle not in wholes:
+            seen.add(archived.message)
+            yield Message(settlement, "processed", context.sidecars.file(archived.file))
 
 
 def ack(
@@ -488,24 +505,22 @@ def each(
 ) -> Iterator[Outcome]:
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
-    Args:
-        act: acts on a message; returns its new file name, "" if it has none, or None if another process was first.
-        done: what `act` does, in words.
+    `act` returns a message's new file name, "" if it has none, or None if another process was first; `done` says in
+    words what it does.
     """
     found: set[str] = set()
     for message in messages:
         found |= _names(message)
-        yield _outcome(message, act, done, which)
+        yield _outcome(message, partial(act, message), done, which)
     yield from _not_found(context, which, found)
 
 
-def _outcome(message: Message, act: Callable[[Message], str | None], done: str, which: Selection) -> Outcome:
-    """Do something to a message, unless that is only to be reported; return what became of it."""
+def _outcome(message: Message, act: Callable[[], str | None], done: str, which: Selection) -> Outcome:
     outcome = partial(Outcome, message.id, message.file)
     if which.dry_run:
         return outcome(True, f"would be {done}")
     try:
-        file = act(message)
+        file = act()
     except DropqError as error:
         return outcome(False, str(error))
     if file is None:

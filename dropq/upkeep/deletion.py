@@ -100,7 +100,6 @@ def _undo(root: RootContext, path: str) -> None:
 
 
 def _finish(root: RootContext, path: str) -> None:
-    """Remove what is left of a queue."""
     found, layout = folders.DECIDED.fullmatch(os.path.basename(path)), layout_in_deletion(path)
     assert found is not None
     base = layout.moved(f"{root.layout.path}/{found['name']}").base
@@ -126,12 +125,11 @@ def _begun(root: RootContext, name: str) -> str:
 
 def remove_left(root: RootContext, layout: QueueLayout, older_than: float | None = None) -> bool:
     """Remove a temporary queue whose holder is gone, as `ephemeral.left` says; return False for any other queue."""
-    away, name = "", os.path.basename(layout.home)
+    name = os.path.basename(layout.home)
     if not names.is_temporary(name):
         return False
     with ephemeral.left(layout, root.clock, older_than) as is_left:
-        if is_left:
-            away = _begun(root, name)
+        away = _begun(root, name) if is_left else ""
     if away:
         folders.remove(away, Storage())  # after the lock: NFS keeps a file that is open here
         log.info("queue %s: its holder is gone, and so is the queue", name)

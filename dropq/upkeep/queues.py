@@ -278,7 +278,6 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
 
 
 def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
-    """Remove the empty folders of a topic that is gone."""
     store, layout = Storage(), topic.layout
     folder = f"{layout.home}/{SUBSCRIPTIONS}"
     with suppress(OSError):  # another topic, or a subscription, is in it
@@ -337,7 +336,6 @@ def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:
 
 
 def _restore(context: QueueContext, gone: QueueLayout) -> None:
-    """Bring a queue back whose deletion is not decided."""
     is_topic = context.layout.is_topic
     restore(gone, context.layout.base if is_topic else context.layout.home, context.storage)
     if is_topic:

@@ -214,7 +214,6 @@ def _write(body: IO[bytes], folder: str, parts: Sequence[Part]) -> None:
 
 
 def _write_empty(body: IO[bytes], body_format: str, count: int) -> None:
-    """Write so many empty lines, rows or frames."""
     empty = LENGTH.pack(0) if body_format == "frames" else b"\n"
     while count > 0:
         body.write(empty * min(count, GAP))
@@ -240,7 +239,6 @@ def _in_order(folder: str, parts: Sequence[Part], heads: dict[str, bytes]) -> It
 
 
 def _push(heap: list[_Next], index: int, records: Iterator[tuple[int, bytes]]) -> None:
-    """Add the next record of a part to the heap, if it has one."""
     found = next(records, None)
     if found is not None:
         heapq.heappush(heap, (*found, index, records))

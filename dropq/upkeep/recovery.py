@@ -54,7 +54,6 @@ def _point(context: QueueContext) -> str:
 
 
 def _archives(context: QueueContext) -> Iterator[QueueContext]:
-    """Yield the topics whose archives fill a queue."""
     root, expression = context.root, context.config.underlying_topic
     if expression is None:
         yield open_queue(root, context.name.partition("/")[0])
@@ -103,7 +102,6 @@ def _fill(context: QueueContext, archives: list[QueueContext], point: str) -> in
 
 
 def _wanted(context: QueueContext, topic: QueueContext) -> Callable[[Archived], bool]:
-    """Return a function that tells whether a queue gets a message of a topic's archive."""
     subscription = SubscriptionName.of(context.name.partition("/")[2])
     client = subscription.client_id if subscription is not None and subscription.no_local else None
     matches = None

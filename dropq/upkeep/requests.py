@@ -2,10 +2,8 @@
 
 The queue appears whole, and locked, before the request is sent; it goes when the wait ends without an answer. So an
 answer that comes too late meets a missing queue, and its sender is told. After an answer the queue is kept for the next
-request of the same queue object: making and removing one takes longer than the rest of a request.
-
-A requester is used by one request at a time. Threads, and a signal handler that interrupts a request, take or make
-another, so nobody waits for a lock.
+request of the same queue object: making and removing one takes longer than the rest of a request. One request uses it
+at a time; threads, and a signal handler that interrupts a request, take or make another, so nobody waits for a lock.
 """
 
 from __future__ import annotations
@@ -73,15 +71,13 @@ class Requester:
         self._root = asked.root  # not the queue: its object would never go, and this with it
         self._asked = asked.name
         self.name, self._marker = queues.create_temporary(asked)
-        self._context: QueueContext | None = None
-        self._subscription: Subscription | None = None
         try:
             # The root's defaults are for queues that people make: a filter or a barrier would keep the answer back.
             root = replace(asked.root, config=replace(asked.root.config, defaults={}))
             self._context = open_queue(root, self.name, public(self.name))
             self._subscription = Subscription(self._context, max_backlog=1, sweep=QuickSweep(self._context))
         except BaseException:
-            self.end()
+            self._remove()
             raise
 
     @property
@@ -91,8 +87,6 @@ class Requester:
 
     def is_there(self) -> bool:
         """Note that the queue is used now; return False if somebody has removed it."""
-        if self._context is None:
-            return False
         try:
             return ephemeral.touch(self._context.layout, self._context.storage)
         except OSError as error:  # a wait can go on without a touch; what cannot, says so itself
@@ -122,8 +116,6 @@ class Requester:
         return None
 
     def _next(self, seconds: float, sent: Sent, ending: Ending) -> Message | None:
-        """Wait for a message; return None if no message came in time."""
-        assert self._subscription is not None
         ending.wake = self._subscription._waiting.wake
         removed: NoSuchQueue | None = None
         try:
@@ -156,10 +148,12 @@ class Requester:
         if not self.is_ours:
             return
         try:
-            if self._subscription is not None:
-                self._subscription.close()
+            self._subscription.close()
         except DropqError as error:
             log.debug("queue %s: its subscription did not end well: %s", self.name, error)  # all of it goes below
+        self._remove()
+
+    def _remove(self) -> None:
         self._marker.end()
         try:
             deletion.remove(self._root, self.name)
@@ -192,7 +186,6 @@ class Requesters:
 
 
 def _came_back(request: Reply) -> DropqError:
-    """Return the error that a request was bounced to who sent it."""
     queue, reason, came_back = request.origin, request.dead_letter_reason, f"request {request.id} came back"
     if reason == NO_SUCH_QUEUE:
         return NoSuchQueue(f"{came_back}: queue {queue} is not there ({reason}); send it again when its service runs")

@@ -1,12 +1,8 @@
 """Self-destruction: a queue with `self_destruct` goes when its last selector and its last named subscription are gone.
 
-The first sweep that finds it so makes `.dropq/alone`. Once that is older than `self_destruct_after`, and no message is
-held, a sweep renames the queue to the name of an undecided deletion. Then it looks again, takes processing/ away, so
-that nothing can be claimed, and empties and removes delayed/ and target/: what came under a credit returns to where it
-came from, the rest goes to the dead-letter queue. If a message is left, the folder is kept as `NAME.deleted-MS`.
-
-Invariant: a message is in one place at each moment. Until the queue is removed, or kept, a crash leaves the name
-of a deletion that was not decided: a sweep of the root brings the queue back, and the next one begins again.
+docs/protocol.md has the steps. Invariant: a message is in one place at each moment. Until the queue is removed, or
+kept, a crash leaves the name of a deletion that was not decided: a sweep of the root brings the queue back, and the
+next one begins again.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from dropq.carrier.carriers import carrier_of, noting
+from dropq.carrier.carriers import carry
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.events.reader import FILE
 from dropq.format.claims import Claim, claim_owners
@@ -392,8 +392,8 @@ def _carry(sweep: Sweep) -> Iterator[None]:
         if row.host and not row.is_of_this_host and row.name != sweep.row:
             log.warning("sweep of %s: %s", context.layout.home, other_host(row, context.name))
             continue
-        with sweep.passing_over(row.folder), noting(row, context):
-            for sent in carrier_of(row, context, named=row.name == sweep.row).run():
+        with sweep.passing_over(row.folder):
+            for sent in carry(row, context, named=row.name == sweep.row):
                 report.carried += sent
                 yield
 

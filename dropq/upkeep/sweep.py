@@ -36,8 +36,7 @@ UPKEEP_SHARE = 100
 class RootUpkeep:
     """The upkeep of a root outside its queues: a process does it once a minute, however many queues it sweeps."""
 
-    def __init__(self) -> None:
-        self._again = 0.0
+    _again = 0.0
 
     def run(self, context: QueueContext, report: SweepReport) -> Iterator[None]:
         """Do it in small steps, unless it began within the last minute, or another sweep is in the middle of it."""
@@ -157,7 +156,6 @@ class QuickSweep:
             self._router.close()
 
     def _distribute(self, topics: ReceiverTopics, report: SweepReport) -> None:
-        """Distribute what waits in the topics that the consumer's messages come from."""
         self.settles_at = 0
         sweep = Sweep(self._context, report)
         with sweep.passing_over("its topics"):
@@ -268,5 +266,4 @@ def _upkeep(context: QueueContext, report: SweepReport) -> Iterator[None]:
 
 def _of_consumer(context: QueueContext, report: SweepReport) -> Sweep:
     """Return a consumer's sweep of its queue, or of a topic that sends to it."""
-    drivers = ages.DEAD_DRIVER / 1000
-    return Sweep(context, report, jobs_older_than=ages.JOB / 1000, stalled_for=drivers)
+    return Sweep(context, report, jobs_older_than=ages.JOB / 1000, stalled_for=ages.DEAD_DRIVER / 1000)

@@ -5,19 +5,9 @@ The command does not outlive the claim of its message: its process group is ende
 command takes too long, and, by a guard process, when the worker itself is killed. Only processes that leave the group
 on purpose, by starting a session, survive.
 
-The body is on the command's standard input. Its environment has:
-
-- DROPQ_ID, DROPQ_QUEUE, DROPQ_ROOT, DROPQ_PRIORITY, DROPQ_DELIVERY_COUNT,
-- DROPQ_TYPE, DROPQ_CORRELATION_ID, DROPQ_REPLY_TO, DROPQ_ORIGIN and DROPQ_REASON, if the message has them,
-- DROPQ_PROP_NAME for each property, NAME spelled as the sender spelled it,
-- DROPQ_RECEIPT, which `dropq ack` and similar commands take, also after the lease was renewed,
-- DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the name of the file that it
-  was sent from, else under the message's own name. It stays the same while the command runs, although renewing a lease
-  renames the claimed file; then it is removed. The command may read it, but must not write to it,
-- DROPQ_RUN, by which the guard finds this run,
-- of a command for each record, which is on its standard input: DROPQ_RECORD, the record's number,
-- of a command for the records of a message, which are on its standard input: DROPQ_FAILED, the path of a file for the
-  numbers of those that failed.
+The body is on the command's standard input; docs/cli.md lists the variables of its environment. The path DROPQ_FILE
+stays the same while the command runs, although renewing a lease renames the claimed file. The command must not write to
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +27,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
@@ -72,7 +62,7 @@ _PROPERTY = "DROPQ_PROP_"
 
 
 class Runner:
-    """Runs a command for a handler of `work`; close it, or leave its `with` block, after the worker has ended.
+    """Runs a command for a handler of `work`; leave its `with` block after the worker has ended.
 
     Args:
         argv: the command and its arguments; in each argument, `{}` stands for the message's path.
@@ -120,7 +110,6 @@ class Runner:
                 status = run.wait(self.timeout)
         finally:
             del self._runs[id(message)]
-        run.raise_unwritten()
         if run.ended_by == "timeout":
             after = format_duration(self.timeout or 0)
             raise Fail(f"timeout: ended after {after}", stderr=run.stderr)
@@ -135,16 +124,12 @@ class Runner:
         if run is not None:
             run.end("cancel", GRACE if message.held else LOST_GRACE)
 
-    def close(self) -> None:
-        """End the guard process, and remove what the commands needed."""
-        self._guard.close()
-        self._names.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._guard.close()
+        self._names.close()
 
     def _start(self, run: Run, argv: list[str], body: IO[bytes], environment: Mapping[bytes, bytes]) -> None:
         try:
@@ -287,39 +272,33 @@ class Run:
             OSError: the command cannot be executed.
             Cancelled: `end` was called before.
         """
-        with self._lock:
+        with self._lock, ExitStack() as undoing:
             if self.ended_by is not None:
                 raise Cancelled
             self._guard.run(self.id, 0)
-            pumps: list[_Pump] = []
-            try:
-                pumps.append(_Pump(_echo, "dropq-stderr"))
-                if self._stdout is not None:
-                    pumps.append(_Pump(self._write, "dropq-stdout"))
-                self._process = subprocess.Popen(
-                    argv,
-                    executable=executable,
-                    stdin=stdin,
-                    stdout=None if self._stdout is None else subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=env,
-                    start_new_session=True,
-                )
-            except BaseException:
-                self._guard.end(self.id)
-                for pump in pumps:
-                    pump.close()
-                raise
+            undoing.callback(self._guard.end, self.id)
+            self._pump = _Pump(_echo, "dropq-stderr")
+            undoing.callback(self._pump.close)
+            if self._stdout is not None:
+                self._output = _Pump(self._write, "dropq-stdout")
+                undoing.callback(self._output.close)
+            self._process = subprocess.Popen(
+                argv,
+                executable=executable,
+                stdin=stdin,
+                stdout=None if self._stdout is None else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+            )
+            undoing.pop_all()
             self._guard.run(self.id, self._process.pid)
         assert self._process.stderr is not None
-        self._pump = pumps[0]
         self._pump.begin(self._process.stderr)
-        if self._process.stdout is not None:
-            self._output = pumps[1]
+        if self._output is not None and self._process.stdout is not None:
             self._output.begin(self._process.stdout)
 
     def _write(self, piece: bytes) -> None:
-        """Pass on what the command has written; end the command if that fails."""
         if self._stdout is None or self._unwritten is not None:
             return
         try:
@@ -328,13 +307,11 @@ class Run:
             self._unwritten = error
             self.end("unwritten", GRACE)
 
-    def raise_unwritten(self) -> None:
-        """Raise what ended the command, as what it wrote could not be passed on."""
-        if self._unwritten is not None:
-            raise self._unwritten
-
     def wait(self, timeout: float | None) -> int:
-        """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number."""
+        """Wait for the command, ended after `timeout` seconds; return its exit status, or minus its signal's number.
+
+        Raise what ended the command if what it wrote could not be passed on.
+        """
         assert self._process is not None and self._pump is not None
         if timeout is not None:
             self._later(timeout, self.end, "timeout", GRACE)
@@ -353,7 +330,10 @@ class Run:
         elif self.ended_by:
             self._signal(signal.SIGKILL)
         self._guard.end(self.id)
-        return self._process.wait()
+        status = self._process.wait()
+        if self._unwritten is not None:
+            raise self._unwritten
+        return status
 
     def end(self, why: str, grace: float) -> None:
         """End the process group: SIGTERM now, SIGKILL after `grace` seconds; return without waiting."""
@@ -408,7 +388,6 @@ class Run:
 
 
 def _echo(piece: bytes) -> None:
-    """Write a piece to our own stderr."""
     with suppress(OSError):
         while piece:
             piece = piece[os.write(2, piece) :]
@@ -452,7 +431,6 @@ class _Pump:
         self._name = name
         self._sink = sink
         self._stop_read, self._stop_write = os.pipe()  # closing the write end stops the thread
-        self._thread: threading.Thread | None = None
 
     def begin(self, pipe: IO[bytes]) -> None:
         """Start to copy a pipe."""
@@ -464,11 +442,9 @@ class _Pump:
 
         None waits as long as that takes. A process that writes to the pipe later gets SIGPIPE.
         """
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
         os.close(self._stop_write)
-        if self._thread is not None:
-            self._thread.join(rest)
+        self._thread.join(rest)
 
     def close(self) -> None:
         """Close a pump that did not begin."""
@@ -496,7 +472,6 @@ class _Pump:
 
 
 def _lying_in(pipe: IO[bytes]) -> int:
-    """Return how many bytes lie in a pipe."""
     number = array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, number)
     return number[0]
@@ -636,14 +611,7 @@ def _make(storage: Storage, folder: str) -> None:
 def environment(
     message: Message, path: str, run: str, *, record: object = None, failed: object = None
 ) -> dict[bytes, bytes]:
-    """Return the environment of a command: the one of this process, and variables about the message.
-
-    Args:
-        path: where the command finds its body.
-        run: what the guard finds the run by.
-        record: the number of the record that the command is run for, if it is run for one.
-        failed: where the command writes which records failed, if it is run for records.
-    """
+    """Return the environment of a command: the one of this process, and what docs/cli.md lists."""
     variables = {
         "DROPQ_ID": message.id,
         "DROPQ_QUEUE": message.context.name,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
@@ -38,6 +38,7 @@ from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
     from dropq.queue.offers import CameBack
+    from dropq.queue.subscription import Subscription
 
 log = logging.getLogger("dropq")
 
@@ -185,16 +186,17 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
+def stop_on_signals(stop: Stop, signals: Iterable[signal.Signals] | None = None) -> Iterator[Stop]:
     """Turn signals into requests to stop until the block ends; only the main thread can do this.
 
     Args:
-        signals: the signals; by default SIGTERM, and SIGINT and SIGHUP unless the parent had the program ignore them,
-            as `nohup` does with SIGHUP, and a script with `&` does with SIGINT.
+        signals: the signals; None is SIGTERM, and SIGINT and SIGHUP unless the parent had the program ignore them, as
+            `nohup` does with SIGHUP, and a script with `&` does with SIGINT.
     """
-    before = {}
-    for number in signals or (number for number in STOP_SIGNALS if not _stays_ignored(number)):
-        before[number] = signal.signal(number, lambda *_: stop.ask())
+    if signals is None:
+        heard = (each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
+        signals = {signal.SIGTERM, *heard}
+    before = {number: signal.signal(number, lambda *_: stop.ask()) for number in signals}
     try:
         yield stop
     finally:
@@ -202,28 +204,17 @@ def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _stays_ignored(number: signal.Signals) -> bool:
-    return number != signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN
-
-
 @contextmanager
 def stop_if_asked(stop: Stop | threading.Event | None) -> Iterator[Stop]:
     """Yield a `Stop` that `stop` asks and, in the main thread, each signal that the program does not handle."""
-    asked = stop if isinstance(stop, Stop) else Stop(stop)
-    if unhandled := _unhandled_signals():
-        with stop_on_signals(asked, *unhandled):
-            yield asked
-    else:
+    default = (signal.SIG_DFL, signal.default_int_handler)
+    is_main = threading.current_thread() is threading.main_thread()
+    unhandled = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) in default]
+    with stop_on_signals(stop if isinstance(stop, Stop) else Stop(stop), unhandled) as asked:
         yield asked
 
 
-def _unhandled_signals() -> list[signal.Signals]:
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    default = (signal.SIG_DFL, signal.default_int_handler)
-    return [number for number in STOP_SIGNALS if signal.getsignal(number) in default]
-
-
+@dataclass
 class Worker:
     """One run of the loop.
 
@@ -231,27 +222,19 @@ class Worker:
     thread waits for messages and hands them to free threads. A lease renewer renews the leases of running messages.
     """
 
-    def __init__(
-        self,
-        sources: Sources,
-        handler: Handler,
-        stop: Stop,
-        reporter: Reporter,
-        *,
-        concurrency: int,
-        until_empty: bool,
-        sendings: Sendings | None = None,
-    ) -> None:
-        self._sources = sources
-        self._handler = handler
-        self._sendings = sendings or Sendings()
-        sources.is_blocked = self._sendings.is_blocked
-        self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
-        self._watch = sources.watch
-        self._stop = stop
-        self._reporter = reporter
-        self._concurrency = concurrency
-        self._until_empty = until_empty
+    sources: Sources
+    handler: Handler
+    stop: Stop
+    reporter: Reporter
+    _: KW_ONLY
+    concurrency: int
+    until_empty: bool
+    sendings: Sendings = field(default_factory=Sendings)
+
+    def __post_init__(self) -> None:
+        self.sources.is_blocked = self.sendings.is_blocked
+        self._cancel: Callable[[Message], None] | None = getattr(self.handler, "cancel", None)
+        self._watch = self.sources.watch
         self._report = WorkReport()
         self._error: BaseException | None = None
         self._exits_as_if_stopped = False  # a program exited by itself with the status of a stop signal
@@ -262,31 +245,31 @@ class Worker:
         self._ended = threading.Event()
 
     def run(self) -> WorkReport:
-        for subscription in self._sources:
-            self._sendings.announce(subscription)
-        for _ in range(self._concurrency):
+        for subscription in self.sources:
+            self.sendings.announce(subscription)
+        for _ in range(self.concurrency):
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
-        lease = self._sources.least_lease
+        lease = min((each.lease for each in self.sources if each.lease), default=None)
         renewer = LeaseRenewer(lease, self._renew_running) if lease else None
         reported = 0  # how often the worker was asked to stop, as far as the reporter knows
         try:
             while not self._is_done():
-                if self._stop.times != reported:
-                    reported = self._stop.times
-                    self._reporter.stopping(len(self._running))
+                if self.stop.times != reported:
+                    reported = self.stop.times
+                    self.reporter.stopping(len(self._running))
                 elif not self._busy and not self._stopping:
-                    self._reporter.idle()
+                    self.reporter.idle()
                 self._watch.wait(self._pause())
         finally:
             self._ended.set()
             if renewer is not None:
                 renewer.stop()
             self._give_back()  # messages are left only after a second request, or an exception
-            for _ in range(self._concurrency):
+            for _ in range(self.concurrency):
                 self._inbox.put(None)
         if self._error is not None:
             raise self._error
-        self._report.stopped = self._stop.asked
+        self._report.stopped = self.stop.asked
         return self._report
 
     # -- the calling thread ----------------------------------------------------------------------------------
@@ -294,32 +277,33 @@ class Worker:
     @property
     def _stopping(self) -> bool:
         ends = self._error is not None or self._report.halted is not None
-        return ends or self._stop.asked or self._ended.is_set()
+        return ends or self.stop.asked or self._ended.is_set()
 
     def _is_done(self) -> bool:
         """Take a message for each free thread; return whether there is nothing more to do."""
         idle = self._busy == 0  # read first: a message that comes back while we take others needs another round
         taken = 0
-        while self._busy < self._concurrency and (next_one := self._next()) is not None:
+        while self._busy < self.concurrency and (next_one := self._next()) is not None:
             taken += 1
             self._count_busy(1)
             self._inbox.put(next_one)
         if taken:
             self._watch.begin()
-        if self._stop.times > 1:
+        if self.stop.times > 1:
             return True
-        return idle and not taken and (self._stopping or (self._until_empty and not self._are_kept_back))
+        return idle and not taken and (self._stopping or (self.until_empty and not any(map(self._waits, self.sources))))
 
-    @property
-    def _are_kept_back(self) -> bool:
-        return self._sources.is_kept_back or any(map(self._sendings.has_waiting, self._sources))
+    def _waits(self, subscription: Subscription) -> bool:
+        """Return whether messages are kept back for this run; a barrier may wait for what only another run takes."""
+        is_kept_back = subscription._is_kept_back and not subscription._waits_for_passed_over
+        return is_kept_back or self.sendings.has_waiting(subscription)
 
     def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""
-        if self._stopping or self._sendings.rests_for:
+        if self._stopping or self.sendings.rests_for:
             return None
         try:
-            taken = self._sources.receive()
+            taken = self.sources.receive()
             if taken is None:
                 return None
             message = taken.message
@@ -334,10 +318,11 @@ class Worker:
         return taken
 
     def _pause(self) -> float:
-        has_free_thread = self._busy < self._concurrency and not self._stopping
+        has_free_thread = self._busy < self.concurrency and not self._stopping
         if not has_free_thread:
             return RESCAN  # a thread that gets free wakes us earlier
-        return min(self._sendings.rests_for or self._sources.next_attempt, self._sendings.pause, RESCAN)
+        attempts = (each._next_attempt for each in self.sources)
+        return min(self.sendings.rests_for or min(attempts), self.sendings.pause, RESCAN)
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
@@ -353,12 +338,11 @@ class Worker:
                 taken.message.release(counted=False)
             except LeaseLost:
                 continue  # its thread has just settled it, or another consumer has it
-            self._count("returned")
             self._given_back(taken)
 
     def _given_back(self, taken: Taken) -> None:
         """Report a message that was given back, because its handler did not end in time."""
-        self._tell(Handled(taken.message, "returned", "", time.monotonic() - taken.since))
+        self._report_end(taken, "returned")
 
     # -- the worker threads ------------------------------------------------------------------------------------
 
@@ -370,9 +354,7 @@ class Worker:
                 try:
                     if id(message) in self._running:
                         with (
-                            taken.subscription._offers.once(message)
-                            if self._until_empty
-                            else nullcontext() as came_back
+                            taken.subscription._offers.once(message) if self.until_empty else nullcontext() as came_back
                         ):
                             self._handle_and_settle(taken, came_back)
                 except BaseException as error:
@@ -384,20 +366,18 @@ class Worker:
 
     def _handle_and_settle(self, taken: Taken, came_back: CameBack | None) -> None:
         message = taken.message
-        with self._sendings.of(taken) as sending:
+        with self.sendings.of(taken) as sending:
             outcome, why = self._settled(taken, sending)
         if outcome == "acked" and message.state == "error":
             outcome, why = "failed", BODY_CHANGED
         if outcome in ("retried", "returned") and message.state not in WAITING:
             outcome = "failed"  # it was given back too often, so the queue moved it to error/ or expired/
-        if self._until_empty and outcome != "lost" and message.state in WAITING:
+        if self.until_empty and outcome != "lost" and message.state in WAITING:
             self._report_left(message.id, due_ms(message))
         if id(message) in self._running:
-            self._count(outcome)
             for record in _records_by_handler(message) if outcome != "lost" else ():
                 self._count(record)
-            reason = why if outcome in ("failed", "retried", "rejected") else ""
-            self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
+            self._report_end(taken, outcome, why if outcome in ("failed", "retried", "rejected") else "")
 
     def _settled(self, taken: Taken, sending: Sending) -> tuple[Outcome, str]:
         """Call the handler with a message, and settle that; return the outcome, and why."""
@@ -426,9 +406,9 @@ class Worker:
         except LeaseLost:
             outcome = "lost"
         if sending.is_refused:
-            self._sendings.rest(taken.subscription)
+            self.sendings.rest(taken.subscription)
         elif sending.is_used and outcome == "acked":
-            self._sendings.went_well()
+            self.sendings.went_well()
         return outcome, why
 
     def _handle(
@@ -440,10 +420,10 @@ class Worker:
         """
         give_back = partial(message.release, counted=False)
         try:
-            if sending is not None and isinstance(self._handler, SendingHandler):
-                self._handler.stage(message, sending)
+            if sending is not None and isinstance(self.handler, SendingHandler):
+                self.handler.stage(message, sending)
             else:
-                made = self._handler(item)
+                made = self.handler(item)
                 if sending is not None:
                     sending.take(made)
                 elif is_made(made):
@@ -501,17 +481,23 @@ class Worker:
         if not isinstance(status, int) or status not in _STOPPED_STATUSES:
             return False
         if status > 0 and self._exits_as_if_stopped:
-            return self._stop.asked
+            return self.stop.asked
         # RACE: a signal to the whole process group may reach the command first, so wait for our own.
         until = time.monotonic() + SIGNAL_SPREAD
-        while not self._stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_CHECK):
+        while not self.stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_CHECK):
             pass
-        self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self._stop.asked)
-        return self._stop.asked
+        self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self.stop.asked)
+        return self.stop.asked
+
+    def _report_end(self, taken: Taken, outcome: Outcome, why: str = "") -> None:
+        """Report what became of a message."""
+        self._tell(Handled(taken.message, outcome, why, time.monotonic() - taken.since))
 
     def _tell(self, handled: Handled) -> None:
+        """Count what became of a message, or of records of it, and report it."""
+        self._count(handled.outcome, handled.records or 1)
         try:
-            self._reporter.handled(handled)
+            self.reporter.handled(handled)
         except Exception as error:  # such as a full disk: the messages are settled as if nobody listened
             self._fail(error)
 
@@ -535,23 +521,20 @@ class Worker:
     # -- the thread of the lease renewer ---------------------------------------------------------------------
 
     def _renew_running(self) -> None:
-        for taken in list(self._running.values()):
-            self._renew(taken.message, taken.subscription.lease)
-
-    def _renew(self, message: Message, lease: float | None) -> None:
-        if not message._lock.acquire(blocking=False):
-            return  # its thread settles it, and renews its lease if that takes long: the other messages do not wait
-        try:
-            if message.held and lease:
-                message.extend(lease)
-        except LeaseLost as error:
-            log.debug("%s", error)  # or its thread has just settled it
-        except Exception as error:  # the next round tries again, and the other messages must be renewed, too
-            log.warning("message %s: its lease was not renewed: %s", message.id, error)
-        finally:
-            message._lock.release()
-        if not message.held and message.state == "processing":
-            self._cancel_handler(message)  # lost; the next round repeats this, as a handler may have only just begun
+        for message, subscription, _ in list(self._running.values()):
+            if not message._lock.acquire(blocking=False):
+                continue  # its thread settles it, and renews its lease if that takes long: the others do not wait
+            try:
+                if message.held and subscription.lease:
+                    message.extend(subscription.lease)
+            except LeaseLost as error:
+                log.debug("%s", error)  # or its thread has just settled it
+            except Exception as error:  # the next round tries again, and the other messages must be renewed, too
+                log.warning("message %s: its lease was not renewed: %s", message.id, error)
+            finally:
+                message._lock.release()
+            if not message.held and message.state == "processing":
+                self._cancel_handler(message)  # lost; the next round repeats this, as a handler may have just begun
 
     def _cancel_handler(self, message: Message) -> None:
         if self._cancel is None:

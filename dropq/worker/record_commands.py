@@ -94,30 +94,30 @@ def _copied(bundle: Bundle) -> IO[bytes]:
 
 def _written(pieces: Iterable[bytes]) -> IO[bytes]:
     """Return a file without a name, with these bytes, at its start."""
-    try:
+    with _halting():
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the command's run closes it
         file.writelines(pieces)
         file.seek(0)
-    except OSError as error:
-        raise Halt(_no_file(error)) from error
     return file
 
 
 @contextmanager
 def _empty_report() -> Iterator[str]:
     """Make an empty file, which is there until the block ends."""
-    try:
+    with _halting():
         folder = tempfile.TemporaryDirectory(prefix="dropq-", ignore_cleanup_errors=True)
         report = f"{folder.name}/failed"
         open(report, "xb").close()
-    except OSError as error:
-        raise Halt(_no_file(error)) from error
     with folder:
         yield report
 
 
-def _no_file(error: OSError) -> str:
-    return f"what the command reads or reports cannot be written to a temporary file: {error}"
+@contextmanager
+def _halting() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Halt(f"what the command reads or reports cannot be written to a temporary file: {error}") from error
 
 
 def _read(report: str, count: int, stderr: str) -> dict[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dropq.durations import parse_duration
 from dropq.errors import LeaseLost, NoSuchMessage, StorageError
@@ -79,8 +79,8 @@ class Run:
 class RecordWorker(Worker):
     """A worker that calls its handler with each record of a message."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._runs: dict[int, Run] = {}
         self._failures: dict[Hashable, int] = {}  # of the last bundles that a checkpoint left in part
 
@@ -111,8 +111,7 @@ class RecordWorker(Worker):
         if id(message) in self._running:
             self._report_records(run)
             if outcome is not None:
-                self._count(outcome)
-                self._tell(Handled(message, outcome, why, time.monotonic() - taken.since))
+                self._report_end(taken, outcome, why)
 
     def _leave(self, run: Run, came_back: CameBack, outcome: Outcome | None) -> None:
         """Leave the messages that came back to other consumers, and report them."""
@@ -126,7 +125,6 @@ class RecordWorker(Worker):
 
     def _report_records(self, run: Run) -> None:
         for handled in run.results():
-            self._count(handled.outcome, handled.records or 1)
             self._tell(handled)
 
     def _given_back(self, taken: Taken) -> None:
@@ -234,9 +232,10 @@ class RecordWorker(Worker):
 class BundleWorker(RecordWorker):
     """A worker that calls its handler with the bundle of each message; the handler settles all records, or raises."""
 
-    def __init__(self, sources: Any, handler: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(sources, handler, *arguments, **options)
-        self._handler = lambda message: handler(self._runs[id(message)].bundle)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settle = self.handler
+        self.handler = lambda message: settle(self._runs[id(message)].bundle)
 
     def _handle_records(self, run: Run, bundle: Bundle) -> tuple[Outcome | None, str]:
         message, cursor = run.taken.message, bundle.cursor

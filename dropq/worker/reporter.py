@@ -92,11 +92,6 @@ class Handled:
         return last_try(self.message.context.config).number if self.outcome == "failed" else None
 
     @property
-    def words(self) -> str:
-        """What happened, why, and what comes next."""
-        return WORDS[self.outcome] + self.details
-
-    @property
     def details(self) -> str:
         """What follows the outcome in a sentence: why, and what comes next; empty where all is well."""
         if self.outcome == "lost":
@@ -130,7 +125,7 @@ class Reporter:
     def handled(self, handled: Handled) -> None:
         """Hear what became of a message."""
         if handled.outcome not in ("acked", "returned"):
-            log.warning("message %s %s", handled.label, handled.words)
+            log.warning("message %s %s%s", handled.label, WORDS[handled.outcome], handled.details)
 
     def idle(self) -> None:
         """Hear that no message is handled now, and that the worker waits for one; this may come often."""

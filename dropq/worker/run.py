@@ -151,7 +151,7 @@ def run(
     """
     kind = {"message": Worker, "record": RecordWorker, "bundle": BundleWorker}[by]
     with stop.waking(sources.watch.wake):
-        sendings = Sendings(destinations, lambda: stop.asked, client_id)
+        sendings = Sendings(dict(destinations or {}), lambda: stop.asked, client_id or "")
         worker = kind(
             sources,
             handler,

@@ -11,11 +11,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, ValuesView
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from io import IOBase
 from math import inf
-from types import GeneratorType, TracebackType
-from typing import Self, cast
+from types import GeneratorType
+from typing import cast
 
 from dropq.errors import DropqError
 from dropq.lifecycle.endings import growing
@@ -78,21 +79,16 @@ def is_made(made: object) -> bool:
     return isinstance(made, Out) or (isinstance(made, Iterator) and not isinstance(made, IOBase))
 
 
+@dataclass
 class Sending:
-    """What is made of one message; use it in a `with` block, at whose end what was not sent is removed."""
+    """What is made of one message."""
 
-    def __init__(self, message: Message, destinations: Callable[[], Destinations]) -> None:
-        self._message = message
-        self._destinations = destinations
-        self._outputs: Outputs | None = None
-        #: Whether the handler made something of the message, and whether that could not be staged, and may be later.
-        self.is_used = self.is_refused = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.withdraw()
+    _message: Message
+    _destinations: Callable[[], Destinations]
+    _outputs: Outputs | None = None
+    #: Whether the handler made something of the message, and whether that could not be staged, and may be later.
+    is_used: bool = False
+    is_refused: bool = False
 
     def withdraw(self) -> None:
         """Remove what was staged; call it while the message is held."""
@@ -153,49 +149,49 @@ class SendingHandler(ABC):
         raise TypeError(f"a {type(self).__name__} sends with the acks of messages: give it to a worker of messages")
 
 
+@dataclass
 class Sendings:
     """What one worker sends, and when it takes nothing because of that.
 
-    Args:
-        destinations: of queues by name, as far as they are known before the first message.
+    Attributes:
+        destinations: of queues by name, as far as they are known.
         given_up: whether the worker is to stop.
-        client_id: the name of the worker; None without one.
+        client_id: the name of the worker; "" without one.
     """
 
-    def __init__(
-        self,
-        destinations: Mapping[str, Destinations] | None = None,
-        given_up: Callable[[], bool] = bool,
-        client_id: str | None = None,
-    ) -> None:
-        self._destinations = dict(destinations or {})
-        self._given_up = given_up
-        self._client_id = client_id or ""
-        self._why: dict[str, str] = {}
-        self._logs_at = 0.0
-        self._failures = 0
-        self._rests_until = 0.0
+    destinations: dict[str, Destinations] = field(default_factory=dict)
+    given_up: Callable[[], bool] = bool
+    client_id: str = ""
+    _why: dict[str, str] = field(default_factory=dict)
+    _logs_at: float = 0.0
+    _failures: int = 0
+    _rests_until: float = 0.0
 
-    def of(self, taken: Taken) -> Sending:
-        """Return what is made of a message."""
-        return Sending(taken.message, lambda: self._destinations_of(taken))
+    @contextmanager
+    def of(self, taken: Taken) -> Iterator[Sending]:
+        """Yield what is made of a message; remove what was not sent when the block ends."""
+        sending = Sending(taken.message, lambda: self._destinations_of(taken))
+        try:
+            yield sending
+        finally:
+            sending.withdraw()
 
     def _destinations_of(self, taken: Taken) -> Destinations:
         queue = taken.message.queue
-        found = self._destinations.get(queue.name)
+        found = self.destinations.get(queue.name)
         if found is None:
-            found = self._destinations[queue.name] = Destinations(
+            found = self.destinations[queue.name] = Destinations(
                 queue.context,
                 queue.root.queue,
-                given_up=self._given_up,
+                given_up=self.given_up,
                 on_new=partial(self.announce, taken.subscription),
-                client_id=self._client_id,
+                client_id=self.client_id,
             )
         return found
 
     def announce(self, subscription: Subscription) -> None:
         """Write beside a subscription's sign of life where its messages go."""
-        found = self._destinations.get(subscription._context.name)
+        found = self.destinations.get(subscription._context.name)
         if found is not None and found.addresses:
             with suppress(OSError):  # it only informs
                 if (presence := subscription._presence) is not None:
@@ -227,7 +223,7 @@ class Sendings:
     def is_blocked(self, subscription: Subscription) -> bool:
         """Return whether a destination takes nothing, so that nothing is to be taken from a queue; log why."""
         context = subscription._context
-        found = self._destinations.get(context.name)
+        found = self.destinations.get(context.name)
         why = found.what_blocks() if found is not None else ""
         if why and (why != self._why.get(context.name) or time.monotonic() >= self._logs_at):
             self._logs_at = time.monotonic() + LOG_WAIT_EVERY

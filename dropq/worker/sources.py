@@ -70,21 +70,3 @@ class Sources:
     def __iter__(self) -> Iterator[Subscription]:
         """Yield the subscriptions."""
         return iter(self._subscriptions)
-
-    @property
-    def least_lease(self) -> float | None:
-        """The shortest lease of the subscriptions, in seconds; None if no subscription has a lease."""
-        return min((each.lease for each in self._subscriptions if each.lease), default=None)
-
-    @property
-    def next_attempt(self) -> float:
-        """Seconds after which to try again without an event."""
-        return min(each._next_attempt for each in self._subscriptions)
-
-    @property
-    def is_kept_back(self) -> bool:
-        """Whether waiting messages are kept back, though not for messages that only another run takes.
-
-        A barrier may wait for messages that came back in this run.
-        """
-        return any(each._is_kept_back and not each._waits_for_passed_over for each in self._subscriptions)

@@ -302,11 +302,11 @@ def test_what_was_listed_and_is_taken_meanwhile_stays_with_the_owner(
     a.send_many([b"x"] * 3)
     give = bridge_module._Crossing._give
 
-    def late(self: Any, own: Any, theirs: Any, chosen: Any, row: Any) -> dict[str, str]:
+    def late(self: Any, theirs: Any, chosen: Any, row: Any) -> dict[str, str]:
         with a.subscribe(max_backlog=None) as consumer:
             for message in consumer.receive_many(2):
                 message.ack()
-        return give(self, own, theirs, chosen, row)
+        return give(self, theirs, chosen, row)
 
     monkeypatch.setattr(bridge_module._Crossing, "_give", late)
     with b.subscribe(max_backlog=None) as subscription:

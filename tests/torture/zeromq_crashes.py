@@ -361,7 +361,7 @@ class Cases:
     def _serve(self, sockets: Path, killing: Killing, terms: Mapping[str, Any], bound: Path) -> None:
         addresses = {name: f"ipc://{sockets}/{name}" for name in ("receive", "send", "monitor")}
         server = Server(Root(self._folder / "root").queue("q"), Terms(**{"ack_timeout": LONG, **addresses, **terms}))
-        with stop_on_signals(Stop(), signal.SIGTERM) as stop, server.opened():
+        with stop_on_signals(Stop(), [signal.SIGTERM]) as stop, server.opened():
             come_between(killing, noreplace=self._setting.noreplace)
             bound.touch()
             server.run(stop)
