@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dropq.carrier.carriers import Carriers
@@ -81,7 +82,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
             token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)
-            selector = files.given(selector, token)
+            selector = replace(selector, token=token)
         context.storage.make_folder(context.layout.selectors)
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())

@@ -11,12 +11,13 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import QueueConfig, underlies
-from dropq.config.selectors import SUFFIX, Selector, given, text
+from dropq.config.selectors import SUFFIX, Selector, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -201,7 +202,7 @@ def _selector_files(root: RootContext, name: str, selectors: Sequence[Selector],
     files = {}
     for selector in selectors:
         if selector.credit is not None:
-            selector = given(selector, reserve_token(root.layout, name, selector.name, store))
+            selector = replace(selector, token=reserve_token(root.layout, name, selector.name, store))
         files[f"selectors/{selector.name}{SUFFIX}"] = text(selector).encode()
     return files
 
