@@ -20,7 +20,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.processing import claimed_messages
 from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import MAY_TAKE, Backlog
-from dropq.policies.barrier import Barrier
+from dropq.policies.barrier import Barrier, give_up
 from dropq.policies.fair_share import FairShare
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import belonging
@@ -45,6 +45,7 @@ class ReceivePolicies:
     def __init__(self, context: QueueContext, subscription: str, turns: FairShare | None) -> None:
         config = context.config
         self._context = context
+        self._subscription = subscription
         self._belongs = belonging(context)
         self._lock = PolicyLock(context, keeps_open=True)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
@@ -245,6 +246,6 @@ class ReceivePolicies:
     def leave(self) -> None:
         """Give up shares and turns: the subscription ends, and holds nothing any more."""
         if self._barrier is not None:
-            self._barrier.leave()
+            give_up(self._context, self._subscription)
         if self._turns is not None:
             self._turns.leave()

@@ -1,8 +1,7 @@
 """Making and removing selectors: each is a file, which routers see at their next pass.
 
-A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. Each
-message that it has moved and nobody has settled returns to its source, wherever it is by now, and its credit goes.
-After a crash any router or sweep goes on with that.
+A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. What
+it has moved returns to its source, wherever it is by now; any router or sweep goes on with that after a crash.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def _circle_by(context: QueueContext, selector: Selector) -> str:
 @contextmanager
 def _sole_writer(context: QueueContext) -> Iterator[None]:
     """Hold the policy lock of a queue for a block that changes its selectors; Unavailable if another process has it."""
-    with PolicyLock(context).acquire(lambda: None) as locked:
+    with PolicyLock(context).acquire() as locked:
         if not locked:
             raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
         yield
@@ -351,7 +350,7 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
     if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
         yield True
         return
-    with PolicyLock(open_queue(context.root, owner[0])).acquire(lambda: None) as locked:
+    with PolicyLock(open_queue(context.root, owner[0])).acquire() as locked:
         yield locked
 
 

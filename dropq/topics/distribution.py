@@ -61,9 +61,9 @@ _ALPHABET = string.digits + string.ascii_lowercase
 
 
 class Distributor:
-    """Distributes what is published to one topic, for one process."""
+    """Distributes what is published to one topic, for one process; counts in `routed` what went to which route."""
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, routed: Counter[str] | None = None) -> None:
         self.context = context
         self._claims = Claims(context)
         shared = reading.is_shared(context.layout.base)
@@ -81,8 +81,7 @@ class Distributor:
         self._refresh_at = 0.0
         self._empty: frozenset[str] = frozenset()  # the names in target/ when no message waited last
         self._warned: dict[str, float] = {}
-        #: How many messages went to which route until now.
-        self.routed: Counter[str] = Counter()
+        self._routed = Counter[str]() if routed is None else routed
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
         self.blocked_by = ""
         #: When the first of the files settles that the last run left out, in ms since 1970; 0 if it left out no file.
@@ -352,7 +351,7 @@ class Distributor:
         for route in self._routes.taking(waited, claim.own_name):
             try:
                 Moves(self.context).route(claim, route.folder)
-                self.routed[route.name] += 1
+                self._routed[route.name] += 1
             except StorageError as error:
                 if error.location is not None:
                     raise  # it was moved, and is not durable

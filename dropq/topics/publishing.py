@@ -1,9 +1,8 @@
 """Publishing: a send to a topic, or to a view, which distributes what it has sent before it returns.
 
 A publisher sends a message straight into `processing/` of the topic's `.incoming/`, under a claim of its own: from that
-rename on it is published. If the publisher dies, a sweep returns the claim to `target/`, and another program
-distributes it. A publisher sends into `target/`, as a script does, while the topic is paused, and while other messages
-wait there, which go first. It also does so when it cannot find that out, or cannot show that it lives.
+rename on it is published, and another program distributes it if the publisher dies. `Distributor.claim_staged` says
+when it is sent into `target/` instead, as by a script.
 """
 
 from __future__ import annotations

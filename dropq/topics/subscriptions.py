@@ -74,7 +74,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
-    if circle := words(Circles(Planned(Waypoint(root.layout.path, name, layout))).closed_by_planned()):
+    planned = Planned(Waypoint(root.layout.path, name, layout))
+    if circle := words(Circles(planned).through_new(planned.waypoint)):
         raise ConfigError(f"topic {name!r} was not made: {circle}")
     store = storage_of(config)
     hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"
@@ -201,7 +202,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
     RACE: of two processes that ask for the same, the first removes the old subscription, and makes the new one; the
     second must not remove that. So each lists them again when it has the lock.
     """
-    with PolicyLock(topic).acquire(lambda: None) as alone:
+    with PolicyLock(topic).acquire() as alone:
         if not alone:
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):

@@ -193,7 +193,7 @@ def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors:
     view = None if topics is None else View(topics, config.default_publish_target or topics)
     sends_to = tuple(one.to for one in selectors if one.to is not None)
     planned = Planned(Waypoint(path, name, QueueLayout.flat(f"{path}/{name}")), view, sends_to)
-    if circle := words(Circles(planned).closed_by_planned()):
+    if circle := words(Circles(planned).through_new(planned.waypoint)):
         raise ConfigError(f"options of queue {name}: {circle}; nothing was made")
 
 
