@@ -125,13 +125,7 @@ def load_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout)
     A topic has its file beside `.incoming/`. A subscription has a file of its own, and what its topic's file says for
     subscriptions.
 
-    Args:
-        name: the queue's address; a name in queue.toml must be the same.
-        root_file: the file of that configuration, for errors about a default.
-        layout: where the queue's files are; any of them may be missing.
-
-    Raises:
-        ConfigError: the files have problems; the error lists all of them.
+    Raise ConfigError, with all problems of the files; `root_file`, that of the root's configuration, is named in them.
     """
     reading = _Reading(root_file)
     return reading.config(reading.entries_of(name, root, layout))
@@ -154,17 +148,10 @@ def validate_options(
     queue: str = "",
     is_queue: bool = True,
 ) -> QueueConfig:
-    """Check options of a queue before they are written; return them as a configuration.
+    """Check options of a queue before they are written; return them, and the root's [defaults], as a configuration.
 
-    Args:
-        where: what errors call the source of the options.
-        root: the root's configuration, whose [defaults] go into the result.
-        root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
-        queue: the name of the queue, which cannot be its own dead-letter queue.
-        is_queue: False where the options are a topic's or a subscription's.
-
-    Raises:
-        ConfigError: the options have problems; the error lists all of them.
+    Raise ConfigError with all problems, which call the source of the options `where`. `root_file` is where the root's
+    configuration stands. The options are those of `queue`, if it has a name yet, or of a topic or a subscription.
     """
     reading = _Reading(root_file)
     entries = reading.queue_entries(root, options, where, name="", queue=queue)
@@ -469,7 +456,6 @@ def _letter_problems_of_root(table: Mapping[str, object], path: str) -> list[str
 
 
 def _absent(letters: _Entry, root: str) -> list[str]:
-    """Return a problem if the dead-letter queue that is named is not there."""
     queue = letters.value
     if not isinstance(queue, str) or not can_name_queue(queue) or not os.path.exists(root):
         return []  # reported as a wrong value
@@ -479,7 +465,6 @@ def _absent(letters: _Entry, root: str) -> list[str]:
 
 
 def _keys_of_queues(entries: Mapping[str, _Entry]) -> list[str]:
-    """Return a problem for each key of a topic or a subscription that only a queue can have."""
     return [entries[key].problem(why) for key, why in _OF_QUEUES.items() if key in entries]
 
 
@@ -517,7 +502,6 @@ def _message_type(entries: Mapping[str, _Entry]) -> object:
 
 
 def _topics(root: str, expression: str) -> Iterator[str]:
-    """Yield the topics that an underlying_topic may name."""
     if not is_expression(expression):
         yield expression
         return
@@ -574,7 +558,6 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _root_problems(active: Mapping[str, _Entry]) -> list[str]:
-    """Return a problem for each key that does not go with the replication_type."""
     kind = active.get("replication_type", _Entry(QueueConfig().replication_type, "replication_type", "default"))
     problems = []
     if kind.value == "GroupLocalQueue" and "initial_owner" not in active:
@@ -644,7 +627,6 @@ def snake(key: str) -> str:
 
 
 def _toml_key(key: object) -> str:
-    """Return a key as TOML: quoted if necessary."""
     text = str(key)
     return text if re.fullmatch("[A-Za-z0-9_-]+", text) else _short_toml(text)
 

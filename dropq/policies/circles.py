@@ -133,8 +133,9 @@ class Circles:
                 yield from self._sent(waypoint.root, to)
         for name in sorted(filter(None, map(files.name_of, reading.names_in(waypoint.layout.selectors)))):
             path = f"{waypoint.layout.selectors}/{name}{files.SUFFIX}"
-            if (to := self._known(path, partial(_sends_to, name, path, waypoint.address))) is not None:
-                yield from self._sent(waypoint.root, to)
+            address = self._known(path, partial(_sends_to, name, path, waypoint.address))
+            if address is not None:
+                yield from self._sent(waypoint.root, address)
 
     def _routed(self, waypoint: Waypoint) -> Iterator[Waypoint]:
         routing = waypoint.layout.routing

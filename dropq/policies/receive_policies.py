@@ -51,10 +51,14 @@ class ReceivePolicies:
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
         self._turns = turns
+        #: Whether the subscription may get the share of a barrier, which is in no listing of target/.
+        self.have_barriers = self._barrier is not None
+        #: Whether several messages may be claimed by one hold of the lock: without turns and barriers.
+        self.only_limits = turns is None and self._barrier is None
         self._counts_claims = turns is not None and turns.are_proportional
         #: The folders that something leaves when the subscription may take a message again.
         self.wait_for = (context.layout.processing,) if self._backlog is not None else ()
-        self._lists_claims = self._counts_claims or self._backlog is not None or self._barrier is not None
+        self._lists_claims = self._counts_claims or self._backlog is not None or self.have_barriers
         #: Whether the subscription may take something at present; else why not: `barrier`, `backlog`, `turn`, `lock`.
         self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.
@@ -91,16 +95,6 @@ class ReceivePolicies:
             self.decision = self._barrier.decision
         if self._backlog is not None and not self.must_wait:
             self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
-
-    @property
-    def have_barriers(self) -> bool:
-        """Whether the subscription may get the share of a barrier, which is in no listing of target/."""
-        return self._barrier is not None
-
-    @property
-    def only_limits(self) -> bool:
-        """Whether several messages may be claimed by one hold of the lock: without turns and barriers."""
-        return self._turns is None and self._barrier is None
 
     @property
     def still_wait(self) -> bool:

@@ -67,6 +67,9 @@ class SendLimits:
         self._then = then
         self._write_lock = WriteLock(name, context, waits=waits)
         self._limit = None if most is None else Limit(name, context, most, rejects=rejects, waits=waits)
+        both = most, None if then is None else then.most
+        #: How many messages may be admitted at once at the most; None for any number.
+        self.most: int | None = min((most for most in both if most is not None), default=None)
         self._pid = os.getpid()
 
     def stop_waiting(self) -> None:
@@ -81,12 +84,6 @@ class SendLimits:
     def is_ours(self) -> bool:
         """Whether this process made the object: after a fork, threads of the other process may hold its locks."""
         return self._pid == os.getpid()
-
-    @property
-    def most(self) -> int | None:
-        """How many messages may be admitted at once at the most; None for any number."""
-        limits = (None if limit is None else limit.most for limit in (self._limit, self._then))
-        return min((most for most in limits if most is not None), default=None)
 
     @property
     def asks_at(self) -> float:

@@ -103,7 +103,6 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
 
 
 def _circle_by(context: QueueContext, selector: Selector) -> str:
-    """Return in words that a selector closes a circle; "" if it closes no circle."""
     if selector.to is None:
         return ""
     return words(Circles().through(Waypoint(context.root.layout.path, context.name, context.layout), selector.to))
@@ -154,7 +153,6 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
 
 
 def _exclude_each_other(one: Selector, other: Selector) -> bool:
-    """Return whether a queue cannot have both of two selectors."""
     return one.name == other.name or (one.role == other.role != "normal")
 
 
@@ -260,7 +258,6 @@ def _token_of(context: QueueContext, name: str) -> str | None:
 
 
 def _folders_of(context: QueueContext, name: str) -> list[str]:
-    """Return the folder of the credits of a selector that is being removed, if there is one."""
     folder = f"{context.layout.credits}/{_token_of(context, name) or ''}"
     return [folder] if reading.is_folder(folder) else []
 

@@ -54,11 +54,6 @@ class Taken(NamedTuple):
     routes: Counter[str]
     selectors: Counter[str]
 
-    @classmethod
-    def nothing(cls) -> Taken:
-        """Return what a router has taken that has not begun."""
-        return cls(Counter(), Counter())
-
 
 class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
@@ -72,8 +67,8 @@ class Router:
         self._sweep = sweep
         deadline = partial(lease_end, context.clock, LEASE)
         self._offers = Offers(context, None, filter=None, owners=router_claims(), deadline=deadline)
-        #: How many messages went to which route, and how many each selector moved, copied or bounced, until now.
-        self.moved, self.selected = taken or Taken.nothing()
+        self.taken = Taken(Counter(), Counter()) if taken is None else taken
+        self.moved, self.selected = self.taken
         self._mover = Mover(context, self.selected)
         self._audit = CreditAudit(context)
         self._carriers = Carriers(context)
@@ -188,28 +183,17 @@ class Router:
         """Make a pass whatever has changed; else as `Routers.serve`."""
         before, began = self.total, time.thread_time()
         self.one_pass(stopped)
-        folders = Folders(self.arrivals, self.departures)
+        layout = self._context.layout
+        with self._context.error_context(UNTOUCHED):
+            changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors, layout.delayed))
+            folders = Folders([layout.target, *changing], self._mover.credit_folders)
         self.has_moved = self.total > before
         self.rests_for = 0.0 if self.has_moved else self._context.timing.rest(time.thread_time() - began)
         return {self._context.name: folders}
 
     @property
-    def arrivals(self) -> list[str]:
-        """The folders whose new files may start a move."""
-        layout = self._context.layout
-        with self._context.error_context(UNTOUCHED):
-            changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors, layout.delayed))
-            return [layout.target, *changing]
-
-    @property
-    def departures(self) -> list[str]:
-        """The folders that free a credit when a file leaves them."""
-        with self._context.error_context(UNTOUCHED):
-            return self._mover.credit_folders
-
-    @property
     def is_idle(self) -> bool:
-        """Whether nothing here changes with time: each new message comes into one of the folders of `arrivals`.
+        """Whether nothing here changes with time: each new message comes into one of the watched `Folders`.
 
         A queue whose upkeep has begun is not idle: each of the following slices is done as soon as it is due.
         """

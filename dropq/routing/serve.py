@@ -95,14 +95,6 @@ class _Service:
         self.due = max(now + self.router.again, self.rests_until)
         return self.router.has_moved
 
-    def is_still_idle(self) -> bool:
-        """Sweep, if that is due; return whether no message has come without an event."""
-        began = time.thread_time()
-        self.router.sweep()
-        self.is_idle = self.router.is_idle
-        self.took = time.thread_time() - began
-        return self.is_idle
-
 
 class Routers:
     """The routers of a root: one for each topic, and for each queue and subscription that has routes or selectors.
@@ -172,9 +164,13 @@ class Routers:
             self.passed_over.pop(address, None)
 
     def _is_still_idle(self, address: str, service: _Service, idle_for: float) -> bool:
-        """Return whether an idle queue is still idle; if so, check it again after about `idle_for` seconds."""
+        """Sweep an idle queue, if that is due; if it is still idle, check it again after about `idle_for` seconds."""
+        began = time.thread_time()
         try:
-            if not service.is_still_idle() or not _has_something(service.layout):
+            service.router.sweep()
+            service.is_idle = service.router.is_idle
+            service.took = time.thread_time() - began
+            if not service.is_idle or not _has_something(service.layout):
                 return False
         except (DropqError, OSError) as error:
             self._pass_over(address, error)
@@ -227,8 +223,9 @@ class Routers:
             return 0.0
         began = time.thread_time()
         context = open_queue(self._root, address)
-        taken = self.taken.setdefault(address, Taken.nothing())
-        self._services[address] = _Service(Router(context, sweep=self._sweep(context), taken=taken), layout)
+        router = Router(context, sweep=self._sweep(context), taken=self.taken.get(address))
+        self.taken[address] = router.taken
+        self._services[address] = _Service(router, layout)
         return time.thread_time() - began
 
     def _pass_over(self, address: str, error: DropqError | OSError) -> None:

@@ -321,9 +321,7 @@ class Distributor:
         own_name = self._copied_name(claim)
         while True:
             standing = self._receivers.now()
-            if not asked:
-                chosen = self._chosen(standing, claimed, "processing")
-            elif standing is not asked:
+            if standing is not asked:
                 known, still = set(map(id, asked)), set(map(id, standing))
                 new = [receiver for receiver in standing if id(receiver) not in known]
                 chosen = [receiver for receiver in chosen if id(receiver) in still] + self._chosen(

@@ -244,9 +244,8 @@ def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> 
                 yield from (f"{topic}/{folder}" for folder in found)
 
 
-@cache
+@cache  # once in a process
 def _tell_closed(root: str, topic: str, why: str | None) -> None:
-    """Log, once in a process, that subscriptions of a topic cannot be seen."""
     log.warning("root %s: topic %s is passed over, also if it has a subscription of that name: %s", root, topic, why)
 
 
@@ -337,7 +336,6 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> 
 
 
 def _rename_away(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> str:
-    """Rename a subscription to where what is removed lies; return the path."""
     mark, above = f"{root.clock.now_ms()}", removed_subscriptions(layout.topic)
     if reading.exists(os.path.dirname(above)):
         store.make_folder(above)
