@@ -66,10 +66,8 @@ _OF_QUEUES = {
     "self_destruct_after": "only a queue can destroy itself",
     **dict.fromkeys(_OF_ROOTS, "only a queue can be shared by several roots"),
 }
-#: The key that names where dead letters go, and the value of `exhausted` that needs it.
-_LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
-#: The default overflow of a subscription: if it is full, its topic waits.
-_BLOCKS = "block"
+#: The key that names where dead letters go.
+_LETTERS = "dead_letter_queue"
 #: Every key of queue.toml.
 QUEUE_KEYS = (*kinds(QueueConfig), "name")
 _ROOT_KEYS = tuple(kinds(RootConfig))
@@ -300,7 +298,7 @@ class _Reading:
             why = 'a subscription cannot reject what was published; "block" makes the topic wait, "discard" drops it'
             self.problems.append(entries["overflow"].problem(why))
         defaults = {key: defaults[key] for key in defaults if key not in (*_OF_QUEUES, "overflow")}
-        defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
+        defaults["overflow"] = _Entry("block", "overflow", "default")  # if it is full, its topic waits
         inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
         inherited |= {key: of_topic[key] for key in of_topic if key in _ALSO_DEFAULTS}
         if has_dropboxmq(os.path.dirname(self._root_file)):
@@ -439,7 +437,7 @@ class _Reading:
 
 def _exhausted_problems(entries: Mapping[str, _Entry]) -> list[str]:
     exhausted, letters = entries.get("exhausted"), entries.get(_LETTERS)
-    if exhausted is None or exhausted.value != _TO_LETTERS or (letters is not None and letters.value is not None):
+    if exhausted is None or exhausted.value != "dead-letter" or (letters is not None and letters.value is not None):
         return []
     return [exhausted.problem(f"there is no {_LETTERS}, neither of the queue nor of the root: set one")]
 
@@ -546,7 +544,7 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
         f"{_both_entries(active[first], active[second])} {why}"
         for first, second, values, why in _FORBIDDEN
         if first in active and second in active and (not values or active[second].value in values)
-        if active[first].value is not False  # self_destruct = false excludes nothing
+        if second != "replication_type" or active[first].value is not False  # self_destruct = false excludes nothing
     ]
     problems += _root_problems(active)
     if "filter" in active and "filter_rest" in active and active["filter_rest"].value == "error":

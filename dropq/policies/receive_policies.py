@@ -165,10 +165,7 @@ class ReceivePolicies:
     def share(
         self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
     ) -> tuple[Claim, Settlement] | None:
-        """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
-
-        Return None if there is no share to take, or `wanted` returns False for its file name.
-        """
+        """Do what `Barrier.share` does, if the queue has barriers."""
         if self._barrier is None:
             return None
         with error_context(UNTOUCHED):

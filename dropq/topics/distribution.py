@@ -162,7 +162,6 @@ class Distributor:
             self._watch.wait(min(left, RECHECK))
 
     def _has_waiting(self) -> bool:
-        """Return whether a message waits to be distributed."""
         with error_context("whether a message waits is not known"):
             found = self._target.names()
             ignored, target = self.context.sidecars.ignored, self.context.layout.target
@@ -359,7 +358,6 @@ class Distributor:
         return False
 
     def _chosen(self, receivers: list[Receiver], file: MessageFile, state: str) -> list[Receiver]:
-        """Return the receivers that get a message."""
         if False not in [receiver.takes_all for receiver in receivers]:
             return receivers
         client = ""
@@ -382,7 +380,11 @@ class Distributor:
     ) -> Callable[[str, int, Sequence[str]], None]:
         """Return the function that writes the copies into a staged folder."""
         storage = self.context.storage
-        small, read_times = (body, None) if body is not None else self._small_body(claim)
+        small: Body = body
+        read_times: tuple[int, int] | None = None
+        if body is None:
+            with suppress(OSError):  # it is too long, or gone: then the copy says so
+                small, read_times = reading.read_with_times(claim.path, IN_MEMORY)
         if False in [receiver.own_modes for receiver in receivers]:
             small = None
 
@@ -405,12 +407,6 @@ class Distributor:
                     storage.copy(claim.path, f"{folder}/{some[0]}", like=like, between=renew)
 
         return write
-
-    def _small_body(self, claim: Claim) -> tuple[bytes | None, tuple[int, int] | None]:
-        try:
-            return reading.read_with_times(claim.path, IN_MEMORY)
-        except OSError:
-            return None, None  # too long, or gone: then the copy says so
 
 
 def _end(presence: Presence, forks: int) -> None:

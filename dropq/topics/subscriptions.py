@@ -276,12 +276,11 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         alive = [*filter(signs.is_verifiable, signs.living)]
         # A shell command holds without a sign of life: until its lease ends.
         alive += [claim.subscription for claim in claims if claim_status(claim, signs, now) == "lease"]
-    if alive:
-        raise Unavailable(
-            f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it holds, "
-            "first; nothing was removed"
-        )
-    with error_context(f"subscription {address} was not removed"):
+        if alive:
+            raise Unavailable(
+                f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it "
+                "holds, first; nothing was removed"
+            )
         leaving = not force and bool(routes.routed(context.layout, context.config.ignore) or in_transit(context.layout))
     if leaving or not take_away(root, context.layout, force=force):
         raise routed_error(context)
