@@ -126,7 +126,7 @@ def route(
     with 1 when one of them cannot be used, or a queue of the root cannot be served; the warning says why.
     """
     from dropq.routing import Router, Routers, Serving
-    from dropq.routing.serve import Taken, serve_once
+    from dropq.routing.serve import serve_once
     from dropq.upkeep.sweep import sweeps_of_routers
     from dropq.worker.loop import Stop, stop_on_signals
 
@@ -147,7 +147,7 @@ def route(
             else:
                 serving.run(lambda: stop.asked)
         finally:  # whatever ends it, this is done
-            taken = served.taken if isinstance(served, Routers) else {queue.name: Taken(served.moved, served.selected)}
+            taken = served.taken if isinstance(served, Routers) else {queue.name: served.taken}
             records = (
                 {"queue": address, "kind": kind, "name": name, "moved": count}
                 for address, took in sorted(taken.items())

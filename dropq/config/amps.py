@@ -25,7 +25,6 @@ _QUEUES = {name: name for name in ("Queue", "LocalQueue", "GroupLocalQueue")} | 
 _NAMES, _NO_NAME = ("Name", "Topic"), "?"
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 _KIND = "ReplicationType"
-_OWN_TOPIC = "it is the queue's own name, as it is by default"
 
 
 class AmpsQueue(NamedTuple):
@@ -145,5 +144,5 @@ def _left_out(key: str, texts: Mapping[str, str], name: str) -> str:
         near = nearest(key, QUEUE_KEYS)
         return f"dropq has no such key{f'; the nearest is {near[0]}' if near else ''}"
     if key in ("UnderlyingTopic", "DefaultPublishTarget") and texts.get("UnderlyingTopic", name) == texts[key] == name:
-        return _OWN_TOPIC
+        return "it is the queue's own name, as it is by default"
     return ""

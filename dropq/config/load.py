@@ -34,11 +34,18 @@ _NO_SELECTORS = (
 )
 #: A line of TOML whose value is a duration without quotes: the key and the duration.
 _BARE_PERIOD = re.compile(r"\s*(\S+)\s*=\s*([0-9.]+[a-zA-Z]\w*)")
-#: Pairs of keys that a queue cannot both have, and why.
+_BOTH, _EXCLUDE, _ONE_ROOT = (
+    "cannot both be set",
+    "exclude each other",
+    "such a queue belongs to one root, a LocalQueue",
+)
+#: Pairs of keys that a queue cannot both have, the second with any value or with these, and what errors say of them.
 _FORBIDDEN = (
-    ("priority", "barrier_expression", "a barrier needs messages in the order of their times"),
-    ("target_queue_depth", "priority", "only a look at all messages shows which come first"),
-    ("target_queue_depth", "barrier_expression", "a barrier must see every message before it"),
+    ("priority", "barrier_expression", (), f"{_BOTH}: a barrier needs messages in the order of their times"),
+    ("target_queue_depth", "priority", (), f"{_BOTH}: only a look at all messages shows which come first"),
+    ("target_queue_depth", "barrier_expression", (), f"{_BOTH}: a barrier must see every message before it"),
+    ("barrier_expression", "semantics", ("at-most-once",), f"{_EXCLUDE}: a barrier is held until it is acknowledged"),
+    *((key, "replication_type", ("Queue", "GroupLocalQueue"), f"{_EXCLUDE}: {_ONE_ROOT}") for key in _OF_ONE_ROOT),
 )
 #: The keys that count for what is published to a topic. The others in a topic's file are the defaults of its
 #: subscriptions, and so are those of `_ALSO_DEFAULTS`.
@@ -46,8 +53,7 @@ _TOPIC_KEYS = frozenset(
     (
         *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
         *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time", "recovery_point"),
-        *("log", "log_age"),
-        "field_separator",
+        *("log", "log_age", "field_separator"),
     )
 )
 #: The keys that count for a topic, and are defaults of its subscriptions, too.
@@ -60,10 +66,8 @@ _OF_QUEUES = {
     "self_destruct_after": "only a queue can destroy itself",
     **dict.fromkeys(_OF_ROOTS, "only a queue can be shared by several roots"),
 }
-#: The key that names where dead letters go, and the value of `exhausted` that needs it.
-_LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
-#: The default overflow of a subscription: if it is full, its topic waits.
-_BLOCKS = "block"
+#: The key that names where dead letters go.
+_LETTERS = "dead_letter_queue"
 #: Every key of queue.toml.
 QUEUE_KEYS = (*kinds(QueueConfig), "name")
 _ROOT_KEYS = tuple(kinds(RootConfig))
@@ -86,8 +90,6 @@ class Setting:
 
 
 class _Entry(NamedTuple):
-    """A value in a table: with the spelling of its key, and the file."""
-
     value: object
     spelling: str
     source: str
@@ -109,8 +111,9 @@ def load_root(path: str) -> RootConfig:
 
     Those for replies are DropboxMQ's where it has the root.
     """
-    config, problems = _build_root(_read(path) or {}, path)
-    _raise_problems(problems)
+    reading = _Reading()
+    config = reading.build_root(_read(path) or {}, path)
+    reading.refuse()
     return config
 
 
@@ -120,21 +123,17 @@ def load_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout)
     A topic has its file beside `.incoming/`. A subscription has a file of its own, and what its topic's file says for
     subscriptions.
 
-    Args:
-        name: the queue's address; a name in queue.toml must be the same.
-        root_file: the file of that configuration, for errors about a default.
-        layout: where the queue's files are; any of them may be missing.
-
-    Raises:
-        ConfigError: the files have problems; the error lists all of them.
+    Raise ConfigError, with all problems of the files; `root_file`, that of the root's configuration, is named in them.
     """
-    return _build_or_raise(*_entries_of(name, root, root_file, layout))
+    reading = _Reading(root_file)
+    return reading.config(reading.entries_of(name, root, layout))
 
 
 def explain_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout) -> list[Setting]:
     """List every key of a queue with its value and the file that sets it; the arguments are those of `load_queue`."""
-    entries, problems = _entries_of(name, root, root_file, layout)
-    values = _to_toml_values(_build_or_raise(entries, problems))
+    reading = _Reading(root_file)
+    entries = reading.entries_of(name, root, layout)
+    values = _to_toml_values(reading.config(entries))
     return [Setting(key, value, entries[key].source if key in entries else "default") for key, value in values.items()]
 
 
@@ -147,22 +146,16 @@ def validate_options(
     queue: str = "",
     is_queue: bool = True,
 ) -> QueueConfig:
-    """Check options of a queue before they are written; return them as a configuration.
+    """Check options of a queue before they are written; return them, and the root's [defaults], as a configuration.
 
-    Args:
-        where: what errors call the source of the options.
-        root: the root's configuration, whose [defaults] go into the result.
-        root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
-        queue: the name of the queue, which cannot be its own dead-letter queue.
-        is_queue: False where the options are a topic's or a subscription's.
-
-    Raises:
-        ConfigError: the options have problems; the error lists all of them.
+    Raise ConfigError with all problems, which call the source of the options `where`. `root_file` is where the root's
+    configuration stands. The options are those of `queue`, if it has a name yet, or of a topic or a subscription.
     """
-    entries, problems = _queue_entries(root, root_file, options, where, name="", queue=queue)
+    reading = _Reading(root_file)
+    entries = reading.queue_entries(root, options, where, name="", queue=queue)
     if not is_queue:
-        problems += _keys_of_queues({key: entry for key, entry in entries.items() if entry.source == where})
-    return _build_or_raise(entries, problems)
+        reading.problems += _keys_of_queues({key: entry for key, entry in entries.items() if entry.source == where})
+    return reading.config(entries)
 
 
 def check_file(path: str) -> list[str]:
@@ -171,29 +164,33 @@ def check_file(path: str) -> list[str]:
     A queue.toml in a queue's folder is checked as that queue's: with its name, and with the root's [defaults].
     """
     try:
-        table = _read(path)
-    except ConfigError as error:
+        return _problems_of(path)
+    except ConfigError as error:  # it cannot be read; or that of a subscription's topic cannot
         return str(error).split("\n")
+
+
+def _problems_of(path: str) -> list[str]:
+    table = _read(path)
     if table is None:
         return [f"{path}: there is no such file"]
     base = os.path.basename(path)
     if base == "dropq.toml" or (base != "queue.toml" and {snake(key) for key in table} & _ROOT_ONLY):
-        _, problems = _build_root(table, path)
-        return problems + (_letter_problems_of_root(table, path) if base == "dropq.toml" else [])
+        reading = _Reading()
+        reading.build_root(table, path)
+        return reading.problems + (_letter_problems_of_root(table, path) if base == "dropq.toml" else [])
     root_folder, name, layout = _location_of(os.path.abspath(path))
     root, root_file = RootConfig(), os.path.join(root_folder, "dropq.toml")
+    reading = _Reading(root_file)
     if layout is None or not os.path.exists(root_file):
-        entries, problems = _queue_entries(None if layout is None else root, root_file, table, path, name=None)
-        return problems + _build(entries)[1]
+        reading.build(reading.queue_entries(None if layout is None else root, table, path, name=None))
+        return reading.problems
     with suppress(ConfigError):  # a check of the root's file reports the root's problems
         root = load_root(root_file)
-    try:
-        entries, problems = _entries_of(name, root, root_file, layout)
-    except ConfigError as error:  # the file of a subscription's topic cannot be read
-        return str(error).split("\n")
+    entries = reading.entries_of(name, root, layout)
     if _LETTERS in entries and entries[_LETTERS].source == layout.config_file:  # else it is reported where it stands
-        problems += _absent(entries[_LETTERS], root_folder)
-    return [problem.replace(layout.config_file, path) for problem in problems + _build(entries)[1]]
+        reading.problems += _absent(entries[_LETTERS], root_folder)
+    reading.build(entries)
+    return [problem.replace(layout.config_file, path) for problem in reading.problems]
 
 
 def _location_of(path: str) -> tuple[str, str, QueueLayout | None]:
@@ -214,7 +211,7 @@ def _location_of(path: str) -> tuple[str, str, QueueLayout | None]:
 def toml_text(options: Mapping[str, object]) -> str:
     """Return options as the text of a queue.toml, in canonical spelling, or raise ConfigError; None becomes "unset"."""
     values = _to_toml_values(validate_options(options, "options"))
-    entries = _table_entries(options, "options", name="")[0]
+    entries = _Reading().table_entries(options, "options", name="")
     text = "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if key in entries)
     try:
         text.encode()
@@ -240,7 +237,6 @@ def content_of(path: str) -> bytes | None:
 
 
 def _read(path: str) -> dict[str, object] | None:
-    """Return the table of a TOML file; None if there is no file."""
     data = content_of(path)
     if data is None:
         return None
@@ -267,116 +263,197 @@ def _read_topic(topic: str) -> dict[str, object]:
     return next((table for table in tables if table is not None), {})
 
 
-# From tables to entries, by canonical key.
+# From tables to entries, and from entries to a configuration.
 
 #: A DropboxMQ does not look into .dropq/delayed/: returned messages wait there only if a redelivery_delay is set.
 _AT_ONCE = {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}
 
 
-def _entries_of(
-    name: str, root: RootConfig, root_file: str, layout: QueueLayout
-) -> tuple[dict[str, _Entry], list[str]]:
-    """Return the entries of a queue, a topic or a subscription from its files, and their problems."""
-    own = _read_topic(layout.topic) if layout.is_topic else _read(layout.config_file) or {}
-    if not layout.topic:
-        entries, problems = _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
-        return (_AT_ONCE if layout.shared else {}) | entries, problems
-    defaults, problems = _table_entries(root.defaults, root_file, name="")
-    entries, more = _table_entries(own, layout.config_file, name=name)
-    problems += more
-    if layout.is_topic:
-        problems += _values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})[1]
-        problems += _keys_of_queues(entries)
-        merged = defaults | entries
-        obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
-        if "recovery_point" not in entries:  # that of the root's defaults is for replays
-            obeyed.pop("recovery_point", None)
-        return obeyed | _AT_ONCE, problems  # what a distributor gives back was given to nobody
-    topic_file = f"{layout.topic}/queue.toml"
-    of_topic, more = _table_entries(_read_topic(layout.topic), topic_file, name=None)
-    problems += more
-    problems += _keys_of_queues(entries)
-    if "overflow" in entries and entries["overflow"].value == "reject":
-        problems.append(
-            entries["overflow"].problem(
-                'a subscription cannot reject what was published; "block" makes the topic wait, "discard" drops it'
-            )
-        )
-    defaults = {key: defaults[key] for key in defaults if key not in (*_OF_QUEUES, "overflow")}
-    defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
-    inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
-    inherited |= {key: of_topic[key] for key in of_topic if key in _ALSO_DEFAULTS}
-    if has_dropboxmq(os.path.dirname(root_file)):
-        defaults = _AT_ONCE | defaults
-    merged, more = _with_letters(defaults | inherited | entries, entries, root, root_file, name)
-    return merged, problems + more
+class _Reading:
+    """Makes the configuration of a queue or a root from tables, by entries with canonical keys; collects problems."""
 
+    def __init__(self, root_file: str = "") -> None:
+        self._root_file = root_file
+        self.problems: list[str] = []
 
-def _queue_entries(
-    root: RootConfig | None,
-    root_file: str,
-    table: Mapping[str, object],
-    source: str,
-    *,
-    name: str | None,
-    queue: str = "",
-) -> tuple[dict[str, _Entry], list[str]]:
-    """Merge a queue's table with the root's entries for it, if there is a root; return the entries, and the problems.
+    def entries_of(self, name: str, root: RootConfig, layout: QueueLayout) -> dict[str, _Entry]:
+        """Return the entries of a queue, a topic or a subscription from its files."""
+        own = _read_topic(layout.topic) if layout.is_topic else _read(layout.config_file) or {}
+        if not layout.topic:
+            entries = self.queue_entries(root, own, layout.config_file, name=name, queue=name)
+            return (_AT_ONCE if layout.shared else {}) | entries
+        defaults = self.table_entries(root.defaults, self._root_file, name="")
+        entries = self.table_entries(own, layout.config_file, name=name)
+        if layout.is_topic:
+            self.values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})
+            self.problems += _keys_of_queues(entries)
+            merged = defaults | entries
+            obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
+            if "recovery_point" not in entries:  # that of the root's defaults is for replays
+                obeyed.pop("recovery_point", None)
+            return obeyed | _AT_ONCE  # what a distributor gives back was given to nobody
+        of_topic = self.table_entries(_read_topic(layout.topic), f"{layout.topic}/queue.toml", name=None)
+        self.problems += _keys_of_queues(entries)
+        if "overflow" in entries and entries["overflow"].value == "reject":
+            why = 'a subscription cannot reject what was published; "block" makes the topic wait, "discard" drops it'
+            self.problems.append(entries["overflow"].problem(why))
+        defaults = {key: defaults[key] for key in defaults if key not in (*_OF_QUEUES, "overflow")}
+        defaults["overflow"] = _Entry("block", "overflow", "default")  # if it is full, its topic waits
+        inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
+        inherited |= {key: of_topic[key] for key in of_topic if key in _ALSO_DEFAULTS}
+        if has_dropboxmq(os.path.dirname(self._root_file)):
+            defaults = _AT_ONCE | defaults
+        return self._with_letters(root, defaults | inherited | entries, entries, name)
 
-    `name` is as for `_table_entries`; `queue` is the name of the queue, "" if it has no name yet.
-    """
-    entries, problems = _table_entries(table, source, name=name)
-    if root is None:
-        return entries, problems
-    defaults, of_root = _table_entries(root.defaults, root_file, name="")
-    merged, more = _with_letters(defaults | entries, entries, root, root_file, queue)
-    if is_temporary(queue):
-        merged = {key: entry for key, entry in merged.items() if key not in _OF_ROOTS}
-    kind = merged.get("replication_type")
-    if kind is not None and kind.value == "GroupLocalQueue" and root.instance is None:
-        problems.append(kind.problem(f"the root needs a name: set instance in {root_file or 'dropq.toml'}"))
-    return merged, of_root + problems + more + _type_problems(merged, defaults, os.path.dirname(root_file))
+    def queue_entries(
+        self, root: RootConfig | None, table: Mapping[str, object], source: str, *, name: str | None, queue: str = ""
+    ) -> dict[str, _Entry]:
+        """Merge a queue's table with the root's entries for it, if there is a root.
 
+        `name` is as for `table_entries`; `queue` is the name of the queue, "" if it has no name yet.
+        """
+        entries = self.table_entries(table, source, name=name)
+        if root is None:
+            return entries
+        defaults = self.table_entries(root.defaults, self._root_file, name="")
+        merged = self._with_letters(root, defaults | entries, entries, queue)
+        if is_temporary(queue):
+            merged = {key: entry for key, entry in merged.items() if key not in _OF_ROOTS}
+        kind = merged.get("replication_type")
+        if kind is not None and kind.value == "GroupLocalQueue" and root.instance is None:
+            why = f"the root needs a name: set instance in {self._root_file or 'dropq.toml'}"
+            self.problems.append(kind.problem(why))
+        self.problems += _type_problems(merged, defaults, os.path.dirname(self._root_file))
+        return merged
 
-def _with_letters(
-    merged: Mapping[str, _Entry], own: Mapping[str, _Entry], root: RootConfig, root_file: str, queue: str
-) -> tuple[dict[str, _Entry], list[str]]:
-    """Add the root's dead-letter queue where a queue names none; return the entries, and the problems.
+    def _with_letters(
+        self, root: RootConfig, merged: Mapping[str, _Entry], own: Mapping[str, _Entry], queue: str
+    ) -> dict[str, _Entry]:
+        """Add the root's dead-letter queue where a queue names none.
 
-    The root's dead-letter queue itself needs none: it ignores those [defaults] that need a dead-letter queue.
+        The root's dead-letter queue itself needs none: it ignores those [defaults] that need a dead-letter queue.
 
-    `merged` has the entries of the queue, with the [defaults]; `own` those of them that are in its own file.
-    """
-    entries, problems = dict(merged), list[str]()
-    if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):
-        for key in {_LETTERS, "exhausted", "self_destruct"} - own.keys():
-            entries.pop(key, None)
-    elif root.dead_letter_queue is not None and (_LETTERS not in entries or entries[_LETTERS].value is None):
-        entries[_LETTERS] = _Entry(root.dead_letter_queue, _LETTERS, root_file)
-    if queue and _LETTERS in own and own[_LETTERS].value == queue:
-        problems.append(own[_LETTERS].problem("a queue cannot be its own dead-letter queue: name another"))
-    return entries, problems + _exhausted_problems(entries)
+        `merged` has the entries of the queue, with the [defaults]; `own` those of them that are in its own file.
+        """
+        entries = dict(merged)
+        if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):
+            for key in {_LETTERS, "exhausted", "self_destruct"} - own.keys():
+                entries.pop(key, None)
+        elif root.dead_letter_queue is not None and (_LETTERS not in entries or entries[_LETTERS].value is None):
+            entries[_LETTERS] = _Entry(root.dead_letter_queue, _LETTERS, self._root_file)
+        if queue and _LETTERS in own and own[_LETTERS].value == queue:
+            self.problems.append(own[_LETTERS].problem("a queue cannot be its own dead-letter queue: name another"))
+        self.problems += _exhausted_problems(entries)
+        return entries
+
+    def table_entries(self, table: Mapping[str, object], source: str, *, name: str | None) -> dict[str, _Entry]:
+        """Return the entries of a queue's table, by canonical key.
+
+        A name in the table must be `name`; None allows any name, "" allows no name.
+        """
+        known, default = dict[str, _Entry](), QueueConfig()
+        for key, entry in self._by_key(table, source).items():
+            if key == "selector":
+                self.problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
+            elif key == "name":
+                self.problems += _name_problems(entry, name)
+            elif key not in QUEUE_KEYS:
+                self.problems.append(
+                    f"{source}: {entry.spelling} is not a key of a queue{_nearest(entry.spelling, QUEUE_KEYS)}"
+                )
+            elif entry.value is None or entry.value == UNSET:
+                known[key] = entry._replace(value=getattr(default, key))
+            else:
+                known[key] = entry
+        return known
+
+    def root_entries(self, table: Mapping[str, object], path: str) -> dict[str, _Entry]:
+        entries = self._by_key(table, path)
+        for key in [key for key in entries if key not in _ROOT_KEYS]:
+            spelling = entries.pop(key).spelling
+            if key != "name" and key in QUEUE_KEYS:
+                self.problems.append(f"{path}: {spelling} is a key of queues: write it under [defaults]")
+            else:
+                self.problems.append(f"{path}: {spelling} is not a key of a root{_nearest(spelling, _ROOT_KEYS)}")
+        return entries
+
+    def _by_key(self, table: Mapping[str, object], source: str) -> dict[str, _Entry]:
+        entries: dict[str, _Entry] = {}
+        for name, value in table.items():
+            key, spelling = snake(str(name)), _toml_key(name)
+            if key == "topic":  # in AMPS, a synonym of Name
+                key = "name"
+            if key in entries:
+                self.problems.append(
+                    f"{source}: {entries[key].spelling} and {spelling} are the same key: give one of them"
+                )
+            else:
+                entries[key] = _Entry(value, spelling, source)
+        return entries
+
+    def config(self, entries: Mapping[str, _Entry]) -> QueueConfig:
+        """Return a queue's configuration, or raise ConfigError with all problems."""
+        config = self.build(entries)
+        self.refuse()
+        return config
+
+    def build(self, entries: Mapping[str, _Entry]) -> QueueConfig:
+        """Return a queue's configuration, with the default for each wrong value."""
+        values = self.values(QueueConfig, entries)
+        self.problems += _conflicts(entries)
+        return QueueConfig(**values)
+
+    def build_root(self, table: Mapping[str, object], path: str) -> RootConfig:
+        entries = self.root_entries(table, path)
+        newer = entries["format"].value if "format" in entries else FORMAT
+        if type(newer) is int and newer > FORMAT:
+            why = f"this dropq reads format {FORMAT}, and the root has format {newer}"
+            self.problems = [f"{path}: format = {newer}: {why}"]
+            return RootConfig()
+        values = self.values(RootConfig, entries)
+        self.problems += _peer_problems(entries, values)
+        defaults = self.table_entries(values.get("defaults", {}), f"{path}: [defaults]", name="")
+        self.build(defaults)
+        values["defaults"] = {key: entry.value for key, entry in defaults.items()}
+        if "reply_to_style" not in values and has_dropboxmq(os.path.dirname(path)):
+            values["reply_to_style"] = "typed"
+        return RootConfig(**values)
+
+    def refuse(self) -> None:
+        if self.problems:
+            raise ConfigError("\n".join(self.problems))
+
+    def values(self, config: type, entries: Mapping[str, _Entry]) -> dict[str, Any]:
+        """Return the values of entries, without the wrong ones."""
+        values: dict[str, Any] = {}
+        for key, entry in entries.items():
+            kind = kinds(config)[key]
+            try:
+                values[key] = None if entry.value is None else kind.read(entry.value)
+            except ValueError as error:
+                self.problems.append(entry.problem(str(error) or f"{kind.allowed} is allowed"))
+        return values
 
 
 def _exhausted_problems(entries: Mapping[str, _Entry]) -> list[str]:
     exhausted, letters = entries.get("exhausted"), entries.get(_LETTERS)
-    if exhausted is None or exhausted.value != _TO_LETTERS or (letters is not None and letters.value is not None):
+    if exhausted is None or exhausted.value != "dead-letter" or (letters is not None and letters.value is not None):
         return []
     return [exhausted.problem(f"there is no {_LETTERS}, neither of the queue nor of the root: set one")]
 
 
 def _letter_problems_of_root(table: Mapping[str, object], path: str) -> list[str]:
     """Return problems with the dead-letter queues that a dropq.toml names; they do not keep a queue from opening."""
-    root = _root_entries(table, path)[0]
+    root = _Reading().root_entries(table, path)
     of_all = root["defaults"].value if "defaults" in root else {}
-    defaults = _table_entries(of_all if isinstance(of_all, Mapping) else {}, f"{path}: [defaults]", name="")[0]
+    table = of_all if isinstance(of_all, Mapping) else {}
+    defaults = _Reading().table_entries(table, f"{path}: [defaults]", name="")
     named = [entries[_LETTERS] for entries in (root, defaults) if _LETTERS in entries]
     absent = [problem for entry in named for problem in _absent(entry, os.path.dirname(os.path.abspath(path)))]
     return absent + _exhausted_problems({key: root[key] for key in root if key == _LETTERS} | defaults)
 
 
 def _absent(letters: _Entry, root: str) -> list[str]:
-    """Return a problem if the dead-letter queue that is named is not there."""
     queue = letters.value
     if not isinstance(queue, str) or not can_name_queue(queue) or not os.path.exists(root):
         return []  # reported as a wrong value
@@ -386,7 +463,6 @@ def _absent(letters: _Entry, root: str) -> list[str]:
 
 
 def _keys_of_queues(entries: Mapping[str, _Entry]) -> list[str]:
-    """Return a problem for each key of a topic or a subscription that only a queue can have."""
     return [entries[key].problem(why) for key, why in _OF_QUEUES.items() if key in entries]
 
 
@@ -405,7 +481,7 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
         if not os.path.isdir(layout.base):
             continue  # it is made later, with the same message_type
         with suppress(ConfigError):  # that is the topic's problem
-            of_topic = _table_entries(_read_topic(layout.topic), layout.config_file, name=None)[0]
+            of_topic = _Reading().table_entries(_read_topic(layout.topic), layout.config_file, name=None)
             theirs = _message_type({**defaults, **of_topic})
             if theirs != own:
                 problems.append(
@@ -419,11 +495,11 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
 
 def _message_type(entries: Mapping[str, _Entry]) -> object:
     key = "message_type"
-    return _values(QueueConfig, {key: entries[key]} if key in entries else {})[0].get(key, QueueConfig().message_type)
+    values = _Reading().values(QueueConfig, {key: entries[key]} if key in entries else {})
+    return values.get(key, QueueConfig().message_type)
 
 
 def _topics(root: str, expression: str) -> Iterator[str]:
-    """Yield the topics that an underlying_topic may name."""
     if not is_expression(expression):
         yield expression
         return
@@ -434,57 +510,6 @@ def _topics(root: str, expression: str) -> Iterator[str]:
             yield os.path.relpath(folder, top).replace("/", ".")
 
 
-def _table_entries(
-    table: Mapping[str, object], source: str, *, name: str | None
-) -> tuple[dict[str, _Entry], list[str]]:
-    """Return the entries of a queue's table, by canonical key, and its problems.
-
-    A name in the table must be `name`; None allows any name, "" allows no name.
-    """
-    entries, problems = _by_key(table, source)
-    known: dict[str, _Entry] = {}
-    default = QueueConfig()
-    for key, entry in entries.items():
-        if key == "selector":
-            problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
-        elif key == "name":
-            problems += _name_problems(entry, name)
-        elif key not in QUEUE_KEYS:
-            problems.append(f"{source}: {entry.spelling} is not a key of a queue{_nearest(entry.spelling, QUEUE_KEYS)}")
-        elif entry.value is None or entry.value == UNSET:
-            known[key] = entry._replace(value=getattr(default, key))
-        else:
-            known[key] = entry
-    return known, problems
-
-
-def _root_entries(table: Mapping[str, object], path: str) -> tuple[dict[str, _Entry], list[str]]:
-    """Return the entries of a root's table, by canonical key, and its problems."""
-    entries, problems = _by_key(table, path)
-    for key in [key for key in entries if key not in _ROOT_KEYS]:
-        spelling = entries.pop(key).spelling
-        if key != "name" and key in QUEUE_KEYS:
-            problems.append(f"{path}: {spelling} is a key of queues: write it under [defaults]")
-        else:
-            problems.append(f"{path}: {spelling} is not a key of a root{_nearest(spelling, _ROOT_KEYS)}")
-    return entries, problems
-
-
-def _by_key(table: Mapping[str, object], source: str) -> tuple[dict[str, _Entry], list[str]]:
-    """Return a table's entries by canonical key, and a problem for each repeated key."""
-    entries: dict[str, _Entry] = {}
-    problems: list[str] = []
-    for name, value in table.items():
-        key, spelling = snake(str(name)), _toml_key(name)
-        if key == "topic":  # in AMPS, a synonym of Name
-            key = "name"
-        if key in entries:
-            problems.append(f"{source}: {entries[key].spelling} and {spelling} are the same key: give one of them")
-        else:
-            entries[key] = _Entry(value, spelling, source)
-    return entries, problems
-
-
 def _name_problems(entry: _Entry, name: str | None) -> list[str]:
     if name == "":
         return [entry.problem("a queue's name is its folder's: leave it out")]
@@ -493,39 +518,7 @@ def _name_problems(entry: _Entry, name: str | None) -> list[str]:
     return [] if entry.value == name else [entry.problem(f"only {_short_toml(name)}, its folder's name, is allowed")]
 
 
-# From entries to a configuration.
-
-
-def _build_or_raise(entries: Mapping[str, _Entry], problems: list[str]) -> QueueConfig:
-    config, more = _build(entries)
-    _raise_problems(problems + more)
-    return config
-
-
-def _build(entries: Mapping[str, _Entry]) -> tuple[QueueConfig, list[str]]:
-    """Return a queue's configuration, with the default for each wrong value, and the problems."""
-    values, problems = _values(QueueConfig, entries)
-    return QueueConfig(**values), problems + _conflicts(entries)
-
-
-def _build_root(table: Mapping[str, object], path: str) -> tuple[RootConfig, list[str]]:
-    """Return a root's configuration, with the default for each wrong value, and the problems."""
-    entries, problems = _root_entries(table, path)
-    newer = entries["format"].value if "format" in entries else FORMAT
-    if type(newer) is int and newer > FORMAT:
-        problem = f"this dropq reads format {FORMAT}, and the root has format {newer}"
-        return RootConfig(), [f"{path}: format = {newer}: {problem}"]
-    values, wrong = _values(RootConfig, entries)
-    wrong += _peer_problems(entries, values)
-    defaults, unknown = _table_entries(values.get("defaults", {}), f"{path}: [defaults]", name="")
-    values["defaults"] = {key: entry.value for key, entry in defaults.items()}
-    if "reply_to_style" not in values and has_dropboxmq(os.path.dirname(path)):
-        values["reply_to_style"] = "typed"
-    return RootConfig(**values), problems + wrong + unknown + _build(defaults)[1]
-
-
 def _peer_problems(entries: Mapping[str, _Entry], values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a root's name among its peers."""
     peers, instance = values.get("peer", ()), values.get("instance")
     if not peers:
         return []
@@ -538,36 +531,21 @@ def _peer_problems(entries: Mapping[str, _Entry], values: Mapping[str, Any]) -> 
     ]
 
 
-def _values(config: type, entries: Mapping[str, _Entry]) -> tuple[dict[str, Any], list[str]]:
-    """Read the values of entries; return the values, without the wrong ones, and the problems."""
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, entry in entries.items():
-        kind = kinds(config)[key]
-        try:
-            values[key] = None if entry.value is None else kind.read(entry.value)
-        except ValueError as error:
-            problems.append(entry.problem(str(error) or f"{kind.allowed} is allowed"))
-    return values, problems
-
-
 def _to_toml_values(config: QueueConfig) -> dict[str, object]:
     """Return the values of a configuration as a person would write them; None means unset."""
-    values = {key: getattr(config, key) for key in kinds(QueueConfig)}
-    return {key: None if values[key] is None else kind.write(values[key]) for key, kind in kinds(QueueConfig).items()}
+    values = ((key, kind, getattr(config, key)) for key, kind in kinds(QueueConfig).items())
+    return {key: None if value is None else kind.write(value) for key, kind, value in values}
 
 
 def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
     """Return a problem for each pair of keys that exclude each other."""
     active = {key: entry for key, entry in entries.items() if entry.value is not None}
     problems = [
-        f"{_both_entries(active[first], active[second])} cannot both be set: {why}"
-        for first, second, why in _FORBIDDEN
-        if first in active and second in active
+        f"{_both_entries(active[first], active[second])} {why}"
+        for first, second, values, why in _FORBIDDEN
+        if first in active and second in active and (not values or active[second].value in values)
+        if second != "replication_type" or active[first].value is not False  # self_destruct = false excludes nothing
     ]
-    if "barrier_expression" in active and "semantics" in active and active["semantics"].value == "at-most-once":
-        why = "a barrier is held until it is acknowledged"
-        problems.append(f"{_both_entries(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
     problems += _root_problems(active)
     if "filter" in active and "filter_rest" in active and active["filter_rest"].value == "error":
         problems += _rest_problems(active["filter"], active["filter_rest"])
@@ -578,7 +556,6 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _root_problems(active: Mapping[str, _Entry]) -> list[str]:
-    """Return a problem for each key that does not go with the replication_type."""
     kind = active.get("replication_type", _Entry(QueueConfig().replication_type, "replication_type", "default"))
     problems = []
     if kind.value == "GroupLocalQueue" and "initial_owner" not in active:
@@ -588,12 +565,6 @@ def _root_problems(active: Mapping[str, _Entry]) -> list[str]:
             active[key].problem(f"only a GroupLocalQueue has this key, and the queue is a {kind.value}")
             for key in _GROUP_LOCAL
             if key in active
-        ]
-    if kind.value in ("Queue", "GroupLocalQueue"):
-        problems += [
-            f"{_both_entries(active[key], kind)} exclude each other: such a queue belongs to one root, a LocalQueue"
-            for key in _OF_ONE_ROOT
-            if key in active and active[key].value is not False
         ]
     return problems
 
@@ -629,11 +600,6 @@ def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:
     return [target.problem(f"it is none of the topics that {topics.spelling} = {_short_toml(topics.value)} names")]
 
 
-def _raise_problems(problems: list[str]) -> None:
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
 # The texts of errors, and TOML.
 
 
@@ -659,7 +625,6 @@ def snake(key: str) -> str:
 
 
 def _toml_key(key: object) -> str:
-    """Return a key as TOML: quoted if necessary."""
     text = str(key)
     return text if re.fullmatch("[A-Za-z0-9_-]+", text) else _short_toml(text)
 

@@ -34,9 +34,9 @@ UNSET = "unset"
 #: The characters that make an underlying_topic a regular expression.
 _EXPRESSION = re.compile(r"[\\^$*+?()\[\]{}|]")
 
-#: A number of bytes, such as 16MiB, and how far each unit shifts it.
+#: A number of bytes, such as 16MiB, and what each unit stands for.
 _WRITTEN_SIZE = re.compile("([0-9]{1,10}) ?(|b|kib|mib|gib)")
-_UNITS = {"": 0, "b": 0, "kib": 10, "mib": 20, "gib": 30}
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 #: A count as AMPS's configurations write it, such as 10k.
 _WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
 _MULTIPLIERS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -123,7 +123,6 @@ def _patterns(value: object) -> tuple[str, ...]:
 
 
 def _hides_messages(pattern: str) -> bool:
-    """Return whether a pattern matches a plain name: of any JMS priority and class, and of two different ids."""
     ids = ("0000000000000000-0000000000", "1789012345678901-2345678901")
     plain = (plain_name(id, priority, kind) for id in ids for priority in range(10) for kind in CLASSES)
     return any(fnmatchcase(name, pattern) for name in plain)
@@ -132,15 +131,20 @@ def _hides_messages(pattern: str) -> bool:
 def _expression(value: object, *, of_order: bool) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
+    check_expression(value, of_order=of_order)
+    return value
+
+
+def check_expression(text: str, *, of_order: bool = False) -> None:
+    """Raise ValueError, with what is wrong, for a filter, or an expression of an order, that cannot be read."""
     from dropq.filters import compile_expression, compile_filter  # few queues have a filter
 
     try:
-        (compile_expression if of_order else compile_filter)(value)
+        (compile_expression if of_order else compile_filter)(text)
     except Unavailable:
-        pass  # a sender does not need the extra; a consumer, which does, gets this error when it subscribes
+        pass  # who writes it does not need the extra; who evaluates it does, and gets this error then
     except InvalidFilter as error:
         raise ValueError(str(error).partition("\n")[0]) from None
-    return value
 
 
 def recovery_point(value: object) -> str:
@@ -169,30 +173,22 @@ def _metadata(value: object) -> str:
     return "enabled"
 
 
-def _counts(least: int) -> Kind:
-    def read(value: object) -> int:
-        if isinstance(value, str) and (written := _WRITTEN_COUNT.fullmatch(value.strip().lower())):
-            value = int(written[1]) * _MULTIPLIERS[written[2]]
-        if type(value) is not int or not least <= value <= LARGEST:
-            raise ValueError
-        return value
-
-    return Kind(read, f"a whole number from {least} to {LARGEST}")
-
-
-def _size(value: object) -> int:
-    if isinstance(value, str) and (written := _WRITTEN_SIZE.fullmatch(value.strip().lower())):
-        value = int(written[1]) << _UNITS[written[2]]
-    if type(value) is not int or not 1 <= value <= LARGEST:
+def _whole(value: object, written: re.Pattern[str], units: Mapping[str, int], least: int) -> int:
+    if isinstance(value, str) and (found := written.fullmatch(value.strip().lower())):
+        value = int(found[1]) * units[found[2]]
+    if type(value) is not int or not least <= value <= LARGEST:
         raise ValueError
     return value
 
 
+def _counts(least: int) -> Kind:
+    read = partial(_whole, written=_WRITTEN_COUNT, units=_MULTIPLIERS, least=least)
+    return Kind(read, f"a whole number from {least} to {LARGEST}")
+
+
 def _format_size(value: int) -> str:
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if not value % (1 << shift):
-            return f"{value >> shift}{unit}"
-    return str(value)
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if not value % _UNITS[unit.lower()]), "")
+    return f"{value // _UNITS[unit.lower()]}{unit}"
 
 
 def _separator(value: object) -> str:
@@ -203,6 +199,10 @@ def _separator(value: object) -> str:
     return value
 
 
+def _can_be_name(value: object) -> bool:
+    return isinstance(value, str) and can_name_queue(value)
+
+
 def _one_of(choices: tuple[str, ...]) -> Kind:
     return _values("one of " + ", ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
 
@@ -210,10 +210,14 @@ def _one_of(choices: tuple[str, ...]) -> Kind:
 _SWITCH = _values("true or false", lambda value: isinstance(value, bool))
 _PERIOD = Kind(_period, durations.ALLOWED, format_duration)
 _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
-_SIZE = Kind(_size, f'a number of bytes from 1 to {LARGEST}, also as "16MiB",', _format_size)
+_SIZE = Kind(
+    partial(_whole, written=_WRITTEN_SIZE, units=_UNITS, least=1),
+    f'a number of bytes from 1 to {LARGEST}, also as "16MiB",',
+    _format_size,
+)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
-_QUEUE = _values("the name of a queue", lambda value: isinstance(value, str) and can_name_queue(value))
-_INSTANCE = _values("a name such as a queue may have", lambda value: isinstance(value, str) and can_name_queue(value))
+_QUEUE = _values("the name of a queue", _can_be_name)
+_INSTANCE = _values("a name such as a queue may have", _can_be_name)
 _FILTER = Kind(partial(_expression, of_order=False), "an expression as a string")
 _ORDER = Kind(partial(_expression, of_order=True), "an expression as a string")
 
@@ -262,7 +266,7 @@ def _peers(value: object) -> tuple[Peer, ...]:
         if not isinstance(said, Mapping) or said.keys() != {"name", "root"}:
             raise ValueError
         name, root = said["name"], said["root"]
-        if not isinstance(name, str) or not can_name_queue(name):
+        if not _can_be_name(name):
             raise ValueError(f"{name!r} is no name of a root: one that a queue may have is allowed")
         if not isinstance(root, str) or not os.path.isabs(root) or "\0" in root:
             raise ValueError(f"the root of peer {name} is {root!r}: the absolute path of its folder is allowed")
@@ -271,7 +275,6 @@ def _peers(value: object) -> tuple[Peer, ...]:
 
 
 def _key(kind: Kind, default: Any = None) -> Any:
-    """Return a field of a configuration that takes values of a kind."""
     return field(default=default, metadata={"kind": kind})
 
 

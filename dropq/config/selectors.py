@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
 
 from dropq.config.load import toml_value
-from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
+from dropq.config.schema import check_expression
+from dropq.errors import ConfigError, InvalidName
 from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
 from dropq.format.names import TEMPORARY
 from dropq.hints import nearest
 from dropq.storage.reading import parse_toml
 
+Operation = Literal["move", "copy", "bounce"]
+Role = Literal["normal", "default", "overflow"]
+Choice = TypeVar("Choice", bound=str)
+
 #: How the file of a selector ends.
 SUFFIX = ".toml"
 #: What a selector does with a message that it takes.
-OPERATIONS = ("move", "copy", "bounce")
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 #: When a selector is asked: with the others; if no other matches; or by senders, while the queue is full.
-ROLES = ("normal", "default", "overflow")
+ROLES: tuple[Role, ...] = get_args(Role)
 _KEYS = ("to", "op", "filter", "credit", "role", "token")
 #: The default return addresses of a bounce: the temporary queues of requesters that wait for a reply.
 TO_REQUESTERS = (f"{TEMPORARY}*",)
@@ -52,12 +57,12 @@ class Selector:
     """
 
     name: str
-    op: Literal["move", "copy", "bounce"] = "move"
+    op: Operation = "move"
     to: str | None = None
     returns_to: tuple[str, ...] = ()
     filter: str | None = None
     credit: int | None = None
-    role: Literal["normal", "default", "overflow"] = "normal"
+    role: Role = "normal"
     token: str = ""
 
 
@@ -102,12 +107,12 @@ def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> 
     role = _choice(table, "role", ROLES, problems)
     selector = Selector(
         name=name,
-        op=cast(Literal["move", "copy", "bounce"], op),
+        op=op,
         to=None if op == "bounce" else _to(table, queue, problems),
         returns_to=_returns_to(table, problems) if op == "bounce" else (),
         filter=_filter(table, role, problems),
         credit=_credit(table, op, role, problems),
-        role=cast(Literal["normal", "default", "overflow"], role),
+        role=role,
         token=_token(table, problems),
     )
     if op == "copy" and role != "normal":
@@ -125,11 +130,6 @@ def text(selector: Selector) -> str:
     return "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items() if value is not None)
 
 
-def given(selector: Selector, token: str) -> Selector:
-    """Return a selector with a token."""
-    return replace(selector, token=token)
-
-
 def token_in(content: bytes) -> str:
     """Return the token in a selector's file, also in a file that cannot be used; "" if it has none."""
     found = _TOKEN.search(content)
@@ -144,12 +144,18 @@ def with_token(content: str, token: str) -> str:
     return f"{line}\n{content}"
 
 
-def _choice(table: Mapping[str, object], key: str, choices: tuple[str, ...], problems: _Problems) -> str:
+def _choice(table: Mapping[str, object], key: str, choices: tuple[Choice, ...], problems: _Problems) -> Choice:
     value = table.get(key, choices[0])
     if value not in choices:
         problems.append((key, f"{value!r} is none of {_list(choices)}"))
-        return choices[0]
-    return str(value)
+    return next((choice for choice in choices if choice == value), choices[0])
+
+
+def _check_to(address: str, problems: _Problems) -> None:
+    try:
+        check_address(address)
+    except InvalidName as error:
+        problems.append(("to", str(error)))
 
 
 def _to(table: Mapping[str, object], queue: str, problems: _Problems) -> str | None:
@@ -157,10 +163,7 @@ def _to(table: Mapping[str, object], queue: str, problems: _Problems) -> str | N
     if not isinstance(value, str):
         problems.append(("to", "give the address of the queue or topic that messages go to, as a string"))
         return None
-    try:
-        check_address(value)
-    except InvalidName as error:
-        problems.append(("to", str(error)))
+    _check_to(value, problems)
     if value == queue:
         problems.append(("to", f"{value} is the selector's own queue: messages would never leave it"))
     return value
@@ -176,10 +179,7 @@ def _returns_to(table: Mapping[str, object], problems: _Problems) -> tuple[str, 
         if "*" in each[:-1]:
             problems.append(("to", f"{each!r}: a * stands for the rest of a name, at its end"))
         elif each[-1:] != "*":
-            try:
-                check_address(each)
-            except InvalidName as error:
-                problems.append(("to", str(error)))
+            _check_to(each, problems)
     return tuple(found)
 
 
@@ -192,14 +192,10 @@ def _filter(table: Mapping[str, object], role: str, problems: _Problems) -> str 
         return None
     if role != "normal":
         problems.append(("filter", f"the {role} selector takes what others do not: it has no filter"))
-    from dropq.filters import compile_filter
-
     try:
-        compile_filter(value)
-    except InvalidFilter as error:
-        problems.append(("filter", str(error).partition("\n")[0]))
-    except Unavailable:
-        pass  # who adds a selector need not be who routes
+        check_expression(value)
+    except ValueError as error:
+        problems.append(("filter", str(error)))
     return value
 
 
@@ -220,12 +216,12 @@ def _credit(table: Mapping[str, object], op: str, role: str, problems: _Problems
 
 def _token(table: Mapping[str, object], problems: _Problems) -> str:
     value = table.get("token", "")
-    if value != "" and not is_token(value):
-        problems.append(
-            ("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
-        )
-        return ""
-    return str(value)
+    if value == "" or is_token(value):
+        return str(value)
+    problems.append(
+        ("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
+    )
+    return ""
 
 
 def _list(values: tuple[str, ...]) -> str:

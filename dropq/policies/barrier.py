@@ -1,19 +1,8 @@
 """`barrier_expression`: a barrier waits for all messages before it, goes to all subscriptions, and holds all behind it.
 
-A barrier is handed out as a job is sent: staged out of sight, committed by one rename, rolled forward by anyone.
-
-    .dropq/barriers/.TOKEN/SHARE                   a share: a link to the message, for each living subscription
-    processing/TOKEN,0,N~NAME                      the message itself, claimed
-    .dropq/barriers/TOKEN/                         the shares can be taken: the rename of their folder is the commit
-    .dropq/barriers/TOKEN/acked|left|aside/SHARE   settled shares; when all are settled, the message is settled
-
-A share is named as a claim, `SUBSCRIPTION-SEQ,DEADLINE,N~NAME`; its SEQ is 0 until the subscription takes it. It is
-settled as any message is, by one rename. When all shares are settled, the message goes to error/ or expired/ if a share
-was set aside; else it is archived if a share was acknowledged; else, as all its subscriptions have ended, it returns to
-target/.
-
-A folder that is still hidden is dropped by a rename, too: either it is committed, or it is dropped. Its claim is
-returned after that, when the holder cannot commit any more.
+A barrier is handed out as a job is sent: staged out of sight, committed by one rename, rolled forward by anyone;
+docs/protocol.md has the steps. A folder that is still hidden is dropped by a rename, too: either it is committed, or it
+is dropped. Its claim is returned after that, when the holder cannot commit any more.
 
 A crash leaves a folder without a claim, or a claim whose folder is hidden or gone. Such a folder was not committed, or
 is done with, and is removed; such a claim is returned to target/. The next attempt does that, or any sweep.
@@ -130,9 +119,8 @@ class Barrier:
         Return None if there is no share to take, or `wanted` returns False for its file name. The lease runs out at a
         deadline in ms since 1970; 0 for never.
         """
-        if self._out is None or (claim := self._out.take(self._subscription, owner, deadline, wanted)) is None:
-            return None
-        return claim, self._out
+        claim = None if self._out is None else self._out.take(self._subscription, owner, deadline, wanted)
+        return None if self._out is None or claim is None else (claim, self._out)
 
     def list_before(self, barrier: MessageFile, claimed: Collection[MessageFile]) -> Decision:
         """List what may keep a barrier waiting; return whether it has to wait, whatever is in delayed/ and target/."""
@@ -167,10 +155,6 @@ class Barrier:
             if self._out is None:
                 shares.drop(claim)
         return shares.behind()
-
-    def leave(self) -> None:
-        """Give up the subscription's shares: it ends."""
-        give_up(self._context, self._subscription)
 
 
 class Shares(Settlement):
@@ -405,11 +389,10 @@ class Shares(Settlement):
         now, known = self.context.clock.now_ms(), liveness.known(self._queue.layout.consumers)
         for share in self.claims():
             share.exact = True  # RACE: if it was renewed after the listing, its holder keeps it
-            with suppress(LeaseLost):
-                if _is_free(share) and share.subscription not in known:
-                    self._settle(share, _LEFT)
-                    swept += 1
-                elif share.has_lapsed(now):
+            if _is_free(share) and share.subscription not in known:
+                swept += self._give_up(share)
+            elif share.has_lapsed(now):
+                with suppress(LeaseLost):
                     self.give_back(share)
                     swept += 1
         self.complete()
@@ -417,13 +400,13 @@ class Shares(Settlement):
 
     def leave(self, subscription: str) -> int:
         """Give up the shares of one subscription; return how many it had."""
-        left = 0
-        for share in self.claims():
-            if share.subscription == subscription:
-                with suppress(LeaseLost):
-                    self._settle(share, _LEFT)
-                    left += 1
-        return left
+        return sum(self._give_up(share) for share in self.claims() if share.subscription == subscription)
+
+    def _give_up(self, share: Claim) -> bool:
+        with suppress(LeaseLost):
+            self._settle(share, _LEFT)
+            return True
+        return False
 
 
 def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:

@@ -1,12 +1,10 @@
 """Circles: ways on which a message would come back to the queue that it left, by selectors, routes and topics alone.
 
-A message goes from a queue to where its selectors send, and to where the links of its routes in use lead; from a topic
-to each subscription of the topic and of those above it, and to each view on it. A send to a view is published to the
-view's topic. Filters, credits and pauses do not count: they change. Where such a way leads back, each round may double
-what goes round, so nobody makes a circle, and who meets one uses no selector and no route of a queue on it.
+Filters, credits and pauses do not count: they change. Where such a way leads back, each round may double what goes
+round, so nobody makes a circle, and who meets one uses no selector and no route of a queue on it.
 
-A bounce and a dead letter are no part of a way. They are counted as hops, and so is each MOVE and COPY, which ends what
-goes round by them, by workers, by scripts, or through other roots.
+A bounce and a dead letter are no part of a way: hops are counted, which ends what goes round by them, by workers, by
+scripts, or through other roots.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import NamedTuple, TypeVar, cast
 from dropq.config import selectors as files
 from dropq.config.load import load_queue
 from dropq.config.schema import RootConfig, underlies
-from dropq.config.selectors import Selector
 from dropq.errors import DropqError
 from dropq.format import names
 from dropq.format.addresses import ancestors, layouts, subscription_layout, topic_layout
@@ -31,6 +28,8 @@ from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 T = TypeVar("T")
+#: What tells whether a file has changed.
+Version = tuple[int, int, int]
 
 
 class View(NamedTuple):
@@ -66,7 +65,7 @@ class Circles:
 
     def __init__(self, planned: Planned | None = None) -> None:
         self._planned = planned
-        self._read: dict[str, tuple[tuple[int, int, int], object]] = {}
+        self._read: dict[str, tuple[Version, object]] = {}
         self._circle = ""
         self._refresh_at = 0.0
 
@@ -114,10 +113,6 @@ class Circles:
                 ahead += [[*way, each] for each in self._next(way[-1])]
         return []
 
-    def closed_by_planned(self) -> list[str]:
-        """Return the addresses on a circle that what is planned closes; none if it closes none."""
-        return [] if self._planned is None else self.through_new(self._planned.waypoint)
-
     def through_new(self, waypoint: Waypoint) -> list[str]:
         """Return the addresses on a circle through a new queue or topic, or through the topic of a new view."""
         starts = {each.key: each for each in (waypoint, *self._sent(waypoint.root, waypoint.address))}
@@ -138,9 +133,9 @@ class Circles:
                 yield from self._sent(waypoint.root, to)
         for name in sorted(filter(None, map(files.name_of, reading.names_in(waypoint.layout.selectors)))):
             path = f"{waypoint.layout.selectors}/{name}{files.SUFFIX}"
-            selector = self._known(path, partial(_selector, path, waypoint.address))
-            if selector is not None and selector.to is not None:
-                yield from self._sent(waypoint.root, selector.to)
+            address = self._known(path, partial(_sends_to, name, path, waypoint.address))
+            if address is not None:
+                yield from self._sent(waypoint.root, address)
 
     def _routed(self, waypoint: Waypoint) -> Iterator[Waypoint]:
         routing = waypoint.layout.routing
@@ -151,7 +146,6 @@ class Circles:
                 yield behind
 
     def _fed(self, topic: Waypoint) -> Iterator[Waypoint]:
-        """Yield the receivers of a topic, whatever their filters are."""
         root = RootLayout(topic.root)
         for above in ancestors(topic.address):
             layout = topic_layout(root.path, above)
@@ -179,7 +173,6 @@ class Circles:
             yield from (waypoint,) if view is None else self._found(root, view.target)
 
     def _found(self, root: str, address: str) -> Iterator[Waypoint]:
-        """Yield the queue, topic or subscription of an address, if it is there."""
         if self._planned is not None and (root, address) == self._planned.waypoint[:2]:
             yield self._planned.waypoint
             return
@@ -198,13 +191,22 @@ class Circles:
     def _known(self, path: str, read: Callable[[], T | None]) -> T | None:
         """Return what a file says; None if it is not there, or cannot be used."""
         try:
-            found = os.stat(path)
-            version = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if (version := version_of(path)) is None:
+                return None
             if path not in self._read or self._read[path][0] != version:
                 self._read[path] = version, read()
         except (OSError, DropqError):
             return None
         return cast(T, self._read[path][1])
+
+
+def version_of(path: str) -> Version | None:
+    """Return what tells whether a file has changed; None if it is missing."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def circle_at(layout: QueueLayout) -> str:
@@ -225,10 +227,9 @@ def in_use(routing: str) -> list[str]:
     return []
 
 
-def _selector(path: str, queue: str) -> Selector | None:
+def _sends_to(name: str, path: str, queue: str) -> str | None:
     content = reading.read_small(path)
-    name = os.path.basename(path).removesuffix(files.SUFFIX)
-    return files.parse(name, content, path, queue=queue) if content else None
+    return files.parse(name, content, path, queue=queue).to if content else None
 
 
 def _view(waypoint: Waypoint) -> View | None:
@@ -244,13 +245,13 @@ def waypoint_at(base: str, root: str = "") -> Waypoint:
     """Return what lies in a folder with a target/; where that is not known, a queue of `root` that has no name."""
     above, is_topical, below = base.rpartition(f"/{TOPIC_ROOT}/")
     if is_topical:
-        home, last = os.path.split(below)
-        topic, kind = os.path.split(home)
-        if kind == SUBSCRIPTIONS:
-            layout = topic_layout(above, topic.replace("/", "."))
-            return Waypoint(above, f"{topic.replace('/', '.')}/{last}", subscription_layout(layout, last))
-        topic = home.replace("/", ".")
-        return Waypoint(above, topic, topic_layout(above, topic))
+        home, folder = os.path.split(below)
+        is_subscription = os.path.basename(home) == SUBSCRIPTIONS
+        topic = (os.path.dirname(home) if is_subscription else home).replace("/", ".")
+        layout = topic_layout(above, topic)
+        if not is_subscription:
+            return Waypoint(above, topic, layout)
+        return Waypoint(above, f"{topic}/{folder}", subscription_layout(layout, folder))
     for layout in (QueueLayout.flat(base), QueueLayout.incoming(os.path.dirname(base))):
         above, name = os.path.split(layout.home)
         if layout.base == base and reading.is_folder(RootLayout(above).private):

@@ -1,13 +1,9 @@
 """`fairness_model`: which consumer takes the next message; consumers know each other only through the queue.
 
-Each subscription has a file in `.dropq/turns/`, which contains only its filter. The file's name says how many messages
-the subscription may hold, when it last took a message, and whether it waits for a message. A consumer lists the folder
-under the policy lock, and sees whether another subscription is to have the message that it would take. If so, it leaves
-the message to it for at most `Timing.turn_patience`. A consumer that took a message wakes the one that comes next. A
-subscription that does not come for its turn is passed over until it asks again. So a consumer that is stopped, or
-seldom looks, delays the others only for a moment.
-
-    SUBSCRIPTION,ALLOWED,TURN,waits|busy        ALLOWED 0: no limit; TURN: the number of its last turn, 0 for none
+Each subscription has a file in `.dropq/turns/`, whose name is a `Ticket`, and whose content is the filter. A consumer
+lists the folder under the policy lock, and leaves a message to the subscription whose turn it is for at most
+`Timing.turn_patience`. Who does not come for its turn is passed over until it asks again: so a consumer that is stopped
+delays the others only for a moment.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ _TICKET = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
 
 
 class Ticket(NamedTuple):
-    """How many messages a subscription may hold (0: any number), its last turn, and whether it waits."""
+    """How many messages a subscription may hold (0: any number), its last turn (0: none), and whether it waits."""
 
     subscription: str
     allowed: int
@@ -208,12 +204,8 @@ class FairShare:
 
 
 def _tickets(folder: str) -> dict[str, Ticket]:
-    """List the tickets, by subscription."""
-    tickets = {}
-    for file in reading.names_in(folder):
-        if match := _TICKET.fullmatch(file):
-            tickets[match[1]] = Ticket(match[1], int(match[2]), int(match[3]), match[4] == "waits")
-    return tickets
+    found = filter(None, map(_TICKET.fullmatch, reading.names_in(folder)))
+    return {each[1]: Ticket(each[1], int(each[2]), int(each[3]), each[4] == "waits") for each in found}
 
 
 def clear(context: QueueContext, known: Collection[str]) -> int:

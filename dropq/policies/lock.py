@@ -49,7 +49,7 @@ class Lock:
         self._warned = False
 
     @contextmanager
-    def acquire(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
+    def acquire(self, before_waiting: Callable[[], object] = bool) -> Iterator[bool]:
         """Take the lock for a block, after a call of `before_waiting` if another process has it.
 
         Yield False if that kept it for too long. StorageError if the lock file cannot be made or opened.
@@ -120,8 +120,7 @@ class Lock:
             self._warned = True
         return True
 
-    def _tries(self, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Yield for each try to take the lock, until its time is over."""
+    def _tries(self, before_waiting: Callable[[], object]) -> Iterator[None]:
         yield
         before_waiting()
         until, pause = time.monotonic() + self._patience, FIRST_POLL

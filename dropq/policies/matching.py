@@ -162,8 +162,6 @@ class Lookups:
 
 
 class _Body:
-    """Reads a file's body for a filter."""
-
     def __init__(self, path: str, message_type: MessageType) -> None:
         from dropq.filters import Body
 

@@ -20,7 +20,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.processing import claimed_messages
 from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import MAY_TAKE, Backlog
-from dropq.policies.barrier import Barrier
+from dropq.policies.barrier import Barrier, give_up
 from dropq.policies.fair_share import FairShare
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import belonging
@@ -45,15 +45,20 @@ class ReceivePolicies:
     def __init__(self, context: QueueContext, subscription: str, turns: FairShare | None) -> None:
         config = context.config
         self._context = context
+        self._subscription = subscription
         self._belongs = belonging(context)
         self._lock = PolicyLock(context, keeps_open=True)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
         self._turns = turns
+        #: Whether the subscription may get the share of a barrier, which is in no listing of target/.
+        self.have_barriers = self._barrier is not None
+        #: Whether several messages may be claimed by one hold of the lock: without turns and barriers.
+        self.only_limits = turns is None and self._barrier is None
         self._counts_claims = turns is not None and turns.are_proportional
         #: The folders that something leaves when the subscription may take a message again.
         self.wait_for = (context.layout.processing,) if self._backlog is not None else ()
-        self._lists_claims = self._counts_claims or self._backlog is not None or self._barrier is not None
+        self._lists_claims = self._counts_claims or self._backlog is not None or self.have_barriers
         #: Whether the subscription may take something at present; else why not: `barrier`, `backlog`, `turn`, `lock`.
         self.decision = MAY_TAKE
         #: Whether a barrier was handed out after target/ was last listed: it may have come back.
@@ -90,16 +95,6 @@ class ReceivePolicies:
             self.decision = self._barrier.decision
         if self._backlog is not None and not self.must_wait:
             self.decision = self._backlog.decide(self._claimed, partial(claimed_messages, self._context))
-
-    @property
-    def have_barriers(self) -> bool:
-        """Whether the subscription may get the share of a barrier, which is in no listing of target/."""
-        return self._barrier is not None
-
-    @property
-    def only_limits(self) -> bool:
-        """Whether several messages may be claimed by one hold of the lock: without turns and barriers."""
-        return self._turns is None and self._barrier is None
 
     @property
     def still_wait(self) -> bool:
@@ -170,10 +165,7 @@ class ReceivePolicies:
     def share(
         self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
     ) -> tuple[Claim, Settlement] | None:
-        """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
-
-        Return None if there is no share to take, or `wanted` returns False for its file name.
-        """
+        """Do what `Barrier.share` does, if the queue has barriers."""
         if self._barrier is None:
             return None
         with error_context(UNTOUCHED):
@@ -245,6 +237,6 @@ class ReceivePolicies:
     def leave(self) -> None:
         """Give up shares and turns: the subscription ends, and holds nothing any more."""
         if self._barrier is not None:
-            self._barrier.leave()
+            give_up(self._context, self._subscription)
         if self._turns is not None:
             self._turns.leave()

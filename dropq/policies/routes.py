@@ -1,8 +1,5 @@
 """Routes: a waiting message that one of them takes goes into a folder of `routing/`, and to no consumer.
 
-`routing.properties` beside target/ has a selector for each route, as `ROUTE.selector=...`. A route is in use while
-`routing/ROUTE.in-use` exists. What it takes goes to `routing/ROUTE`, a folder, or a link to another queue's target/.
-
 Invariant: a route that cannot be used takes nothing, so the next route, or a consumer, gets what it would take.
 Nothing is changed here: the transitions move the messages.
 """

@@ -1,7 +1,7 @@
 """Selectors: which of them take a waiting message, and how many credits each has left.
 
-`selectors/NAME.toml` beside target/ is a selector. The files are looked at again on each pass, and a selector's own
-file once more before it spends a credit, so a selector that was removed moves nothing more.
+The files are read again on each pass, and a selector's own file once more before it spends a credit, so a selector that
+was removed moves nothing more.
 
 Invariant: a file that cannot be used takes nothing, and while there is one, no message counts as unroutable. While the
 queue is on a circle, none can be used. Nothing is moved here; only a file without a token of its own gets one.
@@ -25,7 +25,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.queue_notes import is_copied
-from dropq.policies.circles import Circles
+from dropq.policies.circles import Circles, Version, version_of
 from dropq.policies.lock import PolicyLock
 from dropq.policies.matching import deciding
 from dropq.storage import reading
@@ -38,8 +38,6 @@ log = logging.getLogger("dropq")
 REMOVED = ".removed"
 #: The file beside the credits of a selector that says which router spent the last.
 LAST = ".last"
-#: What tells whether a selector's file has changed.
-Version = tuple[int, int, int]
 
 
 class InUse:
@@ -57,9 +55,10 @@ class InUse:
         #: The folder of its credits.
         self.folder = f"{context.layout.credits}/{selector.token}"
         self._context = context
-        self._decide: Callable[[MessageFile], bool | None] | None = None
+        #: Returns whether it takes a waiting message; None where that is not known now.
+        self.takes: Callable[[MessageFile], bool | None] = lambda file: True
         if selector.filter is not None:
-            self._decide = deciding(selector.filter, context, "target", context)
+            self.takes = deciding(selector.filter, context, "target", context)
         self._mark = os.urandom(8).hex().encode()
         self._spent = selector.credit or 0  # at the most: it is counted before the first is spent
         self._counted_until = 0.0
@@ -71,7 +70,7 @@ class InUse:
     @property
     def is_current(self) -> bool:
         """Whether its file is the one that was read."""
-        return _version(self.path) == self.version
+        return version_of(self.path) == self.version
 
     @property
     def busy(self) -> int:
@@ -117,10 +116,6 @@ class InUse:
     def out_of_credit(self) -> str:
         """That it has no credit left; "" if it has."""
         return "" if self.has_credit else f"it has no credit left of {self.selector.credit}"
-
-    def takes(self, file: MessageFile) -> bool | None:
-        """Return whether it takes a waiting message; None where that is not known now."""
-        return True if self._decide is None else self._decide(file)
 
 
 class Choice(NamedTuple):
@@ -186,7 +181,7 @@ class Selectors:
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
     def _read(self, name: str, path: str, *, gives: bool = True) -> InUse | None:
-        version, content = _version(path), _content(path)
+        version, content = version_of(path), _content(path)
         if version is None or content is None:
             return None
         selector = parse(name, content, path, queue=self._context.name)
@@ -201,11 +196,10 @@ class Selectors:
         return InUse(self._context, selector, version)
 
     def _give_token(self, name: str, content: bytes, version: Version) -> None:
-        """Write a token of its own to the file of a selector, where people's other lines stay."""
         context, path = self._context, path_of(self._context, name)
         token = reserve_token(context.root.layout, context.name, name, context.storage)
-        with PolicyLock(context).acquire(lambda: None) as locked:
-            if locked and _version(path) == version:  # RACE: it may have been removed, or replaced by a script
+        with PolicyLock(context).acquire() as locked:
+            if locked and version_of(path) == version:  # RACE: it may have been removed, or replaced by a script
                 context.storage.write_small(path, with_token(content.decode(), token).encode())
 
     @property
@@ -249,12 +243,10 @@ class Selectors:
             return None
         found = []
         for one in self.in_use:
-            if one.selector.role == "normal":
-                taken = one.takes(file)
+            if one.selector.role == "normal" and (taken := one.takes(file)) is not False:
                 if taken is None:
                     return None
-                if taken:
-                    found.append(one)
+                found.append(one)
         return found
 
     def of_role(self, role: str) -> InUse | None:
@@ -277,15 +269,13 @@ def read(context: QueueContext) -> tuple[list[Selector], dict[str, list[str]]]:
     found, problems = list[Selector](), dict[str, list[str]]()
     for name in names_in(context):
         path = path_of(context, name)
-        with suppress(FileNotFoundError):
-            try:
-                content = _content(path)
-                if content is not None:
-                    found.append(parse(name, content, path, queue=context.name))
-            except ConfigError as error:
-                problems[path] = str(error).split("\n")
-            except OSError as error:
-                problems[path] = [f"{path} cannot be read: {describe(error)}"]
+        try:
+            if (one := _selector(context, name)) is not None:
+                found.append(one)
+        except ConfigError as error:
+            problems[path] = str(error).split("\n")
+        except OSError as error:
+            problems[path] = [f"{path} cannot be read: {describe(error)}"]
     for role in ("default", "overflow"):
         of_role = [one.name for one in found if one.role == role]
         for path in (path_of(context, name) for name in of_role[1:]):
@@ -296,12 +286,16 @@ def read(context: QueueContext) -> tuple[list[Selector], dict[str, list[str]]]:
 def overflow_of(context: QueueContext) -> Selector | None:
     """Return a queue's overflow selector; None without one that can be used. OSError if that is not known."""
     for name in names_in(context):
-        path = path_of(context, name)
         with suppress(ConfigError):
-            content = _content(path)
-            if content is not None and (one := parse(name, content, path, queue=context.name)).role == "overflow":
+            if (one := _selector(context, name)) is not None and one.role == "overflow":
                 return one
     return None
+
+
+def _selector(context: QueueContext, name: str) -> Selector | None:
+    path = path_of(context, name)
+    content = _content(path)
+    return None if content is None else parse(name, content, path, queue=context.name)
 
 
 def reserve_token(root: RootLayout, queue: str, name: str, storage: Storage) -> str:
@@ -317,20 +311,7 @@ def _content(path: str) -> bytes | None:
     with suppress(PermissionError):
         if content := reading.read_small(path):
             return content
-    # RACE: what is read again may be the selector that has replaced its reservation since.
-    return None if _is_reserved(path) else reading.read_small(path)
-
-
-def _is_reserved(path: str) -> bool:
-    try:
-        return reading.is_reservation(os.lstat(path))
-    except FileNotFoundError:
-        return True  # RACE: it was removed since it was listed
-
-
-def _version(path: str) -> Version | None:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    with suppress(FileNotFoundError):  # RACE: it was removed since it was listed
+        if not reading.is_reservation(os.lstat(path)):
+            return reading.read_small(path)  # RACE: it may be the selector that has replaced its reservation since
+    return None

@@ -67,6 +67,9 @@ class SendLimits:
         self._then = then
         self._write_lock = WriteLock(name, context, waits=waits)
         self._limit = None if most is None else Limit(name, context, most, rejects=rejects, waits=waits)
+        both = most, None if then is None else then.most
+        #: How many messages may be admitted at once at the most; None for any number.
+        self.most: int | None = min((most for most in both if most is not None), default=None)
         self._pid = os.getpid()
 
     def stop_waiting(self) -> None:
@@ -81,12 +84,6 @@ class SendLimits:
     def is_ours(self) -> bool:
         """Whether this process made the object: after a fork, threads of the other process may hold its locks."""
         return self._pid == os.getpid()
-
-    @property
-    def most(self) -> int | None:
-        """How many messages may be admitted at once at the most; None for any number."""
-        own = () if self._limit is None else (self._limit.most,)
-        return min((*own, *(() if self._then is None or self._then.most is None else (self._then.most,))), default=None)
 
     @property
     def asks_at(self) -> float:
@@ -165,8 +162,7 @@ class Tally:
     def enter(self, count: int, *, whole: bool = False) -> int:
         """Return for how many of `count` messages there is room, and add these; `whole` as for `SendLimits.admit`."""
         with self._lock:
-            if time.monotonic() >= self._counts_at or (self._known + count > self._most and not self._is_counted):
-                self._count()
+            self._count_for(count)
             room = max(self._most - self._known, 0)
             entering = (count if count <= room else 0) if whole else min(count, room)
             self.add(entering)
@@ -175,8 +171,7 @@ class Tally:
     def has_room(self) -> bool:
         """Return whether there is room for a message, and add none."""
         with self._lock:
-            if time.monotonic() >= self._counts_at or (self._known >= self._most and not self._is_counted):
-                self._count()
+            self._count_for(1)
             return self._known < self._most
 
     def add(self, count: int) -> None:
@@ -185,8 +180,11 @@ class Tally:
             self._known += count
             self._is_counted = self._is_counted and not count
 
-    def _count(self) -> None:
+    def _count_for(self, more: int) -> None:
+        """Count again if the last count is old, or leaves no room for so many more."""
         began = time.monotonic()
+        if began < self._counts_at and (self._known + more <= self._most or self._is_counted):
+            return
         # RACE: messages that others send meanwhile, or have admitted and not sent yet, are in the next count.
         self._known = self._counted()
         self._is_counted = True
@@ -270,17 +268,13 @@ class Limit:
         if self._overflow == "discard":
             return ""
         with self._context.error_context("the message was not sent"):
-            if self._tally.has_room():
-                return ""
-        if self._overflow_selector() is not None:
-            return ""
-        return f"{self._full}: {OVERFLOW[self._overflow]}"
+            has_room = self._tally.has_room()
+        return "" if has_room or self._overflow_selector() is not None else f"{self._full}: {OVERFLOW[self._overflow]}"
 
     def _overflow_selector(self) -> Selector | None:
-        """Return what `overflow_of` does; most queues have no selectors, and need no more than this check."""
         with self._context.error_context("the message was not sent"):
             if not reading.exists(self._context.layout.selectors):
-                return None
+                return None  # most queues have no selectors, and need no more than this check
             from dropq.policies.selectors import overflow_of
 
             return overflow_of(self._context)
@@ -306,12 +300,11 @@ class Limit:
 
     def _discard(self, count: int) -> int:
         self._discarded += count
-        if time.monotonic() >= self._logs_at:
-            self._logs_at = time.monotonic() + LOG_DISCARDS_EVERY
+        if (now := time.monotonic()) >= self._logs_at:
             log.warning(
                 "%s: messages sent to it were discarded: %d since the last warning", self._full, self._discarded
             )
-            self._discarded = 0
+            self._discarded, self._logs_at = 0, now + LOG_DISCARDS_EVERY
         return 0
 
 

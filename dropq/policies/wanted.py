@@ -124,7 +124,6 @@ class Wants:
 
 
 def _read(entry: os.DirEntry[str]) -> Wanted | None:
-    """Return what a file says; None for no file of ours."""
     try:
         said = reading.parse_json(reading.read_small(entry.path) or b"null", any_text=True)
     except (OSError, ValueError):
@@ -142,9 +141,7 @@ def is_owner(context: QueueContext) -> bool:
 
 def belonging_here(context: QueueContext) -> Callable[[MessageFile], bool] | None:
     """Return a test of waiting messages: whether the queue's root owns them; None where it owns all."""
-    if is_owner(context):
-        return None
-    return is_owned
+    return None if is_owner(context) else is_owned
 
 
 def is_owned(file: MessageFile) -> bool:

@@ -2,8 +2,7 @@
 
 A credit is live while its message is in the queue that the credit names, or is on its way there on another file system,
 or while a credit of that queue lists it in `below`. A message goes from that way to the queue's folders, from these to
-its credits, and back. So an audit lists them in this order, and the folders again after the credits. It removes the
-file of a credit that was not live in two audits, a second apart.
+its credits, and back: an audit lists them in this order, and the folders again.
 
 Invariant: an audit removes no credit of a message that is under way; at worst it leaves one that nobody needs.
 """
@@ -73,7 +72,7 @@ class CreditAudit:
             return 0
         self._due_at = began + AUDIT_INTERVAL  # before the others: queues may send to each other
         removed = sum(audit.run() for audit in self._further())
-        with self._lock.acquire(lambda: None) as locked:
+        with self._lock.acquire() as locked:
             if not locked:
                 return removed
             idle = {via: self._idle.get(via, began) for via in idle_credits(self._context, self._read)}

@@ -42,7 +42,7 @@ log = logging.getLogger("dropq")
 class Mover:
     """Does what the selectors of one queue say."""
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, moved: Counter[str]) -> None:
         self._context = context
         self._moves = Moves(context)
         self._planner = Planner(context)
@@ -51,7 +51,7 @@ class Mover:
         self._made = set[str]()
         self._owners = router_claims()
         #: How many messages each selector moved, copied or bounced until now.
-        self.moved: Counter[str] = Counter()
+        self.moved = moved
         #: Why the last message given to `take` stays; "" if it left.
         self.blocked_by = ""
 
@@ -121,7 +121,7 @@ class Mover:
         """Move a message under a credit; return False if another process took it first, or why it stays."""
         context, selector = self._context, one.selector
         via = Via.new(selector.token)
-        with self._lock.acquire(lambda: None) as locked:
+        with self._lock.acquire() as locked:
             if not locked:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:

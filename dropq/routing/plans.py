@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from dropq.config.selectors import may_return_to
 from dropq.errors import DropqError, InvalidName, NoSuchQueue
@@ -172,28 +172,26 @@ class Planner:
         """
         context, name = self._context, one.selector.name
         address = (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
+        no_way, bounces = partial(_set_aside, file, "no_return_address"), f"selector {name} bounces it, and"
         if not address:
-            why = f"selector {name} bounces it, and it has no return address"
-            return _set_aside(file, "no_return_address", why, {})
+            return no_way(f"{bounces} it has no return address", {})
         details = {"return_address": address}
         if not may_return_to(one.selector, address):
             path = path_of(context, name)
             why = f"selector {name} returns nothing to {address}: if it may, add that to `to` in {path}"
-            return _set_aside(file, "no_return_address", why, {**details, "detail": why})
+            return no_way(why, {**details, "detail": why})
         try:
             check_address(address)
             destination = self._destination(address)
-        except (InvalidName, NoSuchQueue) as error:
-            is_missing = isinstance(error, NoSuchQueue)
-            if is_missing and (away := why_away(context.root.layout, address)):
-                return away
-            why = f"selector {name} bounces it, and {f'{address} is missing' if is_missing else error}"
-            return _set_aside(file, "no_return_address", why, details)
+        except InvalidName as error:
+            return no_way(f"{bounces} {error}", details)
+        except NoSuchQueue:
+            away = why_away(context.root.layout, address)
+            return away or no_way(f"{bounces} {address} is missing", details)
         except DropqError as error:
             return str(error)
         if destination.context.layout.home == context.layout.home:
-            why = f"selector {name} bounces it, and its return address is this queue"
-            return _set_aside(file, "no_return_address", why, details)
+            return no_way(f"{bounces} its return address is this queue", details)
         says = f"the next router bounces it to {address} by selector {name}"
         return Plan(True, "bounce", says, by=(one,), destinations=(destination,))
 
@@ -234,6 +232,5 @@ def missing(root: RootLayout, address: str) -> str:
 
 
 def _set_aside(file: MessageFile, reason: str, why: str, details: Mapping[str, object]) -> Plan:
-    """Return the plan for a message that cannot be delivered."""
     end = "moves it to error/" if dead_letters.why_no_more(file.name) else "makes a dead letter of it"
     return Plan(True, "set-aside", f"{why}: the next router {end}", reason=reason, details=details)

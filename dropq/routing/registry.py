@@ -1,8 +1,7 @@
 """Making and removing selectors: each is a file, which routers see at their next pass.
 
-A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. Each
-message that it has moved and nobody has settled returns to its source, wherever it is by now, and its credit goes.
-After a crash any router or sweep goes on with that.
+A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. What
+it has moved returns to its source, wherever it is by now; any router or sweep goes on with that after a crash.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dropq.carrier.carriers import Carriers
@@ -81,7 +81,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
             token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)
-            selector = files.given(selector, token)
+            selector = replace(selector, token=token)
         context.storage.make_folder(context.layout.selectors)
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())
@@ -103,7 +103,6 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
 
 
 def _circle_by(context: QueueContext, selector: Selector) -> str:
-    """Return in words that a selector closes a circle; "" if it closes no circle."""
     if selector.to is None:
         return ""
     return words(Circles().through(Waypoint(context.root.layout.path, context.name, context.layout), selector.to))
@@ -112,7 +111,7 @@ def _circle_by(context: QueueContext, selector: Selector) -> str:
 @contextmanager
 def _sole_writer(context: QueueContext) -> Iterator[None]:
     """Hold the policy lock of a queue for a block that changes its selectors; Unavailable if another process has it."""
-    with PolicyLock(context).acquire(lambda: None) as locked:
+    with PolicyLock(context).acquire() as locked:
         if not locked:
             raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
         yield
@@ -154,7 +153,6 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
 
 
 def _exclude_each_other(one: Selector, other: Selector) -> bool:
-    """Return whether a queue cannot have both of two selectors."""
     return one.name == other.name or (one.role == other.role != "normal")
 
 
@@ -260,7 +258,6 @@ def _token_of(context: QueueContext, name: str) -> str | None:
 
 
 def _folders_of(context: QueueContext, name: str) -> list[str]:
-    """Return the folder of the credits of a selector that is being removed, if there is one."""
     folder = f"{context.layout.credits}/{_token_of(context, name) or ''}"
     return [folder] if reading.is_folder(folder) else []
 
@@ -350,7 +347,7 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
     if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
         yield True
         return
-    with PolicyLock(open_queue(context.root, owner[0])).acquire(lambda: None) as locked:
+    with PolicyLock(open_queue(context.root, owner[0])).acquire() as locked:
         yield locked
 
 

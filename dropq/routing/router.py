@@ -1,10 +1,7 @@
 """A router serves the routes and the selectors of a queue; a message that none of them takes stays in target/.
 
-In a topic it distributes what is published, which asks the topic's routes first.
-
-A router claims nothing to move a message. Each goes from target/ to its route, or to another queue, by one rename: a
-crash leaves it in one or the other, and no delivery is counted. If a consumer claims the same message, the first rename
-decides.
+In a topic it distributes what is published, which asks the topic's routes first. Elsewhere it claims nothing: each
+message goes by one rename, and no delivery is counted. If a consumer claims the same message, the first rename decides.
 """
 
 from __future__ import annotations
@@ -51,43 +48,45 @@ class Folders(NamedTuple):
     departures: Sequence[str] = ()
 
 
+class Taken(NamedTuple):
+    """How many messages each route and each selector of a queue took, by name."""
+
+    routes: Counter[str]
+    selectors: Counter[str]
+
+
 class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
-    It does the `sweep` on the way, if there is one, as messages that this delivers may go to a route. What is said of
-    the last `serve` is as of `Routers`.
+    It does the `sweep` on the way, if there is one, as messages that this delivers may go to a route. It counts on in
+    what was `taken` before. What is said of the last `serve` is as of `Routers`.
     """
 
-    def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
+    def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None, taken: Taken | None = None) -> None:
         self._context = context
         self._sweep = sweep
         deadline = partial(lease_end, context.clock, LEASE)
         self._offers = Offers(context, None, filter=None, owners=router_claims(), deadline=deadline)
-        self._mover = Mover(context)
+        self.taken = Taken(Counter(), Counter()) if taken is None else taken
+        self.moved, self.selected = self.taken
+        self._mover = Mover(context, self.selected)
         self._audit = CreditAudit(context)
         self._carriers = Carriers(context)
         self._tries_all_at = 0.0
         self._rest: deque[MessageFile] | None = None
         self._refresh_at = 0.0
         self._paused = False
-        #: How many messages went to which route until now.
-        self.moved: Counter[str] = Counter()
         #: How many messages of a topic were distributed until now, with those that went to a route.
         self.distributed = 0
         self.has_moved = False
         self.rests_for = 0.0
         with context.error_context(UNTOUCHED):
-            self._distributor = Distributor(context) if context.layout.is_topic else None
+            self._distributor = Distributor(context, self.moved) if context.layout.is_topic else None
 
     @property
     def total(self) -> int:
         """How many messages it moved, copied or distributed until now."""
         return self.moved.total() + self.selected.total() + self.distributed
-
-    @property
-    def selected(self) -> Counter[str]:
-        """How many messages each selector moved, copied or bounced until now."""
-        return self._mover.moved
 
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
         """Make one pass over the queue: sweep, if that is due, then do what routes and selectors say with each message.
@@ -107,7 +106,6 @@ class Router:
     def _route(self, stopped: Callable[[], bool]) -> None:
         if self._distributor is not None:
             self.distributed += self._distributor.run(stopped=stopped)
-            self.moved = self._distributor.routed
             return
         self._refresh_at = 0.0
         may_move = self._may_move()
@@ -185,27 +183,17 @@ class Router:
         """Make a pass whatever has changed; else as `Routers.serve`."""
         before, began = self.total, time.thread_time()
         self.one_pass(stopped)
-        self.has_moved = self.total > before
-        self.rests_for = 0.0 if self.has_moved else self._context.timing.rest(time.thread_time() - began)
-        return {self._context.name: Folders(self.arrivals, self.departures)}
-
-    @property
-    def arrivals(self) -> list[str]:
-        """The folders whose new files may start a move."""
         layout = self._context.layout
         with self._context.error_context(UNTOUCHED):
             changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors, layout.delayed))
-            return [layout.target, *changing]
-
-    @property
-    def departures(self) -> list[str]:
-        """The folders that free a credit when a file leaves them."""
-        with self._context.error_context(UNTOUCHED):
-            return self._mover.credit_folders
+            folders = Folders([layout.target, *changing], self._mover.credit_folders)
+        self.has_moved = self.total > before
+        self.rests_for = 0.0 if self.has_moved else self._context.timing.rest(time.thread_time() - began)
+        return {self._context.name: folders}
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing here changes with time: each new message comes into one of the folders of `arrivals`.
+        """Whether nothing here changes with time: each new message comes into one of the watched `Folders`.
 
         A queue whose upkeep has begun is not idle: each of the following slices is done as soon as it is due.
         """

@@ -1,7 +1,7 @@
 """Serves one queue, or all queues of a root: passes in one thread, and one wait for a change in any of their folders.
 
-The events say in which queue something happened, and only that queue gets a pass. Some changes give no event, such as
-the end of a lease. They happen only in queues where messages wait, or are held: those get a pass each second.
+Only a queue in which something happened gets a pass. Some changes give no event, such as the end of a lease: so queues
+where messages wait, or are held, get a pass each second.
 
 Invariant: a queue of a root that cannot be served keeps no other from being served.
 """
@@ -12,18 +12,15 @@ import logging
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.layout import QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import addresses
-from dropq.lifecycle.timing import Timing
 from dropq.queue.subscription import SweepOnTheWay
-from dropq.routing.router import Folders, Router
+from dropq.routing.router import Folders, Router, Taken
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context
 from dropq.storage.watch import RESCAN, Watch
@@ -73,13 +70,6 @@ class Serving:
         self._watch.wake()
 
 
-class Taken(NamedTuple):
-    """How many messages each route and each selector of a queue took, by name."""
-
-    routes: Counter[str]
-    selectors: Counter[str]
-
-
 class _Service:
     """The router of one queue of a root, and when to serve it again."""
 
@@ -96,25 +86,14 @@ class _Service:
         """Let a pass be made as soon as it has rested from the last one."""
         self.due, self.is_idle = min(self.due, max(now, self.rests_until)), False
 
-    def one_pass(self, stopped: Callable[[], bool], timing: Timing) -> bool:
+    def one_pass(self, stopped: Callable[[], bool]) -> bool:
         """Make a pass; return whether a message was moved, copied or distributed."""
-        before, began = self.router.total, time.thread_time()
-        self.router.one_pass(stopped)
-        has_moved = self.router.total > before
+        (self.folders,) = self.router.serve(stopped, None).values()
+        now = time.monotonic()
         self.is_idle = self.router.is_idle
-        self.folders = Folders(self.router.arrivals, self.router.departures)
-        now, took = time.monotonic(), time.thread_time() - began
-        self.rests_until = now + (0 if has_moved else timing.rest(took))
+        self.rests_until = now + self.router.rests_for
         self.due = max(now + self.router.again, self.rests_until)
-        return has_moved
-
-    def is_still_idle(self) -> bool:
-        """Sweep, if that is due; return whether no message has come without an event."""
-        began = time.thread_time()
-        self.router.sweep()
-        self.is_idle = self.router.is_idle
-        self.took = time.thread_time() - began
-        return self.is_idle
+        return self.router.has_moved
 
 
 class Routers:
@@ -129,7 +108,8 @@ class Routers:
         self._sweep = sweep
         self._services: dict[str, _Service] = {}
         self._ended: set[str] = set()
-        self._taken: dict[str, Taken] = {}
+        #: How many messages each queue's routes and selectors took until now, by the queue's address.
+        self.taken: dict[str, Taken] = {}
         self._distributed = 0
         self._lists_at = 0.0
         #: Why queues are not served now, by address; the log says so once.
@@ -174,7 +154,7 @@ class Routers:
 
     def _one_pass(self, address: str, service: _Service, stopped: Callable[[], bool]) -> None:
         try:
-            self.has_moved |= service.one_pass(stopped, self._root.timing)
+            self.has_moved |= service.one_pass(stopped)
             if not _has_something(service.layout):
                 _refuse_gone(address, is_there=reading.exists(service.layout.target))
                 self._end(address)
@@ -184,9 +164,13 @@ class Routers:
             self.passed_over.pop(address, None)
 
     def _is_still_idle(self, address: str, service: _Service, idle_for: float) -> bool:
-        """Return whether an idle queue is still idle; if so, check it again after about `idle_for` seconds."""
+        """Sweep an idle queue, if that is due; if it is still idle, check it again after about `idle_for` seconds."""
+        began = time.thread_time()
         try:
-            if not service.is_still_idle() or not _has_something(service.layout):
+            service.router.sweep()
+            service.is_idle = service.router.is_idle
+            service.took = time.thread_time() - began
+            if not service.is_idle or not _has_something(service.layout):
                 return False
         except (DropqError, OSError) as error:
             self._pass_over(address, error)
@@ -239,7 +223,9 @@ class Routers:
             return 0.0
         began = time.thread_time()
         context = open_queue(self._root, address)
-        self._services[address] = _Service(Router(context, sweep=self._sweep(context)), layout)
+        router = Router(context, sweep=self._sweep(context), taken=self.taken.get(address))
+        self.taken[address] = router.taken
+        self._services[address] = _Service(router, layout)
         return time.thread_time() - began
 
     def _pass_over(self, address: str, error: DropqError | OSError) -> None:
@@ -254,7 +240,6 @@ class Routers:
         """End the router of a queue, if it has a router; keep what that counted."""
         if (service := self._services.pop(address, None)) is not None:
             self._ended.add(address)
-            self._taken[address] = self._taken_by(address, service.router)
             self._distributed += service.router.distributed
             service.router.close()
 
@@ -272,17 +257,6 @@ class Routers:
     # -- what was done -------------------------------------------------------------------------------------------------
 
     @property
-    def taken(self) -> dict[str, Taken]:
-        """How many messages each queue's routes and selectors took until now, by the queue's address."""
-        return self._taken | {
-            address: self._taken_by(address, service.router) for address, service in self._services.items()
-        }
-
-    def _taken_by(self, address: str, router: Router) -> Taken:
-        before = self._taken.get(address, Taken(Counter(), Counter()))
-        return Taken(before.routes + router.moved, before.selectors + router.selected)
-
-    @property
     def distributed(self) -> int:
         """How many messages of topics were distributed until now, with those that went to a route."""
         return self._distributed + sum(service.router.distributed for service in self._services.values())
@@ -294,7 +268,6 @@ class Routers:
 
 
 def _refuse_gone(address: str, *, is_there: bool) -> None:
-    """Raise NoSuchQueue for a queue that is not there any more."""
     if not is_there:
         raise NoSuchQueue(f"queue {address!r} is gone")
 

@@ -1,7 +1,6 @@
 """Which waiting messages are unroutable: no selector takes them, and routers have run for long enough.
 
-`.dropq/routers` has the time since which routers have run, and the gaps in which no router ran; its mtime is the last
-time that a router wrote so. A router writes there only when it meets a message that no selector takes.
+`.dropq/routers` has the time since which routers have run, and the gaps in which no router ran (docs/protocol.md).
 
 Invariant: for every router, a message that came in a gap counts from the end of the gap, and so does the end of a
 subscription. So routers that start before the consumers make no dead letters of messages that wait for these.

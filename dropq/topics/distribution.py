@@ -61,9 +61,9 @@ _ALPHABET = string.digits + string.ascii_lowercase
 
 
 class Distributor:
-    """Distributes what is published to one topic, for one process."""
+    """Distributes what is published to one topic, for one process; counts in `routed` what went to which route."""
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, routed: Counter[str] | None = None) -> None:
         self.context = context
         self._claims = Claims(context)
         shared = reading.is_shared(context.layout.base)
@@ -81,8 +81,7 @@ class Distributor:
         self._refresh_at = 0.0
         self._empty: frozenset[str] = frozenset()  # the names in target/ when no message waited last
         self._warned: dict[str, float] = {}
-        #: How many messages went to which route until now.
-        self.routed: Counter[str] = Counter()
+        self._routed = Counter[str]() if routed is None else routed
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
         self.blocked_by = ""
         #: When the first of the files settles that the last run left out, in ms since 1970; 0 if it left out no file.
@@ -163,7 +162,6 @@ class Distributor:
             self._watch.wait(min(left, RECHECK))
 
     def _has_waiting(self) -> bool:
-        """Return whether a message waits to be distributed."""
         with error_context("whether a message waits is not known"):
             found = self._target.names()
             ignored, target = self.context.sidecars.ignored, self.context.layout.target
@@ -322,9 +320,7 @@ class Distributor:
         own_name = self._copied_name(claim)
         while True:
             standing = self._receivers.now()
-            if not asked:
-                chosen = self._chosen(standing, claimed, "processing")
-            elif standing is not asked:
+            if standing is not asked:
                 known, still = set(map(id, asked)), set(map(id, standing))
                 new = [receiver for receiver in standing if id(receiver) not in known]
                 chosen = [receiver for receiver in chosen if id(receiver) in still] + self._chosen(
@@ -352,7 +348,7 @@ class Distributor:
         for route in self._routes.taking(waited, claim.own_name):
             try:
                 Moves(self.context).route(claim, route.folder)
-                self.routed[route.name] += 1
+                self._routed[route.name] += 1
             except StorageError as error:
                 if error.location is not None:
                     raise  # it was moved, and is not durable
@@ -362,7 +358,6 @@ class Distributor:
         return False
 
     def _chosen(self, receivers: list[Receiver], file: MessageFile, state: str) -> list[Receiver]:
-        """Return the receivers that get a message."""
         if False not in [receiver.takes_all for receiver in receivers]:
             return receivers
         client = ""
@@ -385,7 +380,11 @@ class Distributor:
     ) -> Callable[[str, int, Sequence[str]], None]:
         """Return the function that writes the copies into a staged folder."""
         storage = self.context.storage
-        small, read_times = (body, None) if body is not None else self._small_body(claim)
+        small: Body = body
+        read_times: tuple[int, int] | None = None
+        if body is None:
+            with suppress(OSError):  # it is too long, or gone: then the copy says so
+                small, read_times = reading.read_with_times(claim.path, IN_MEMORY)
         if False in [receiver.own_modes for receiver in receivers]:
             small = None
 
@@ -408,12 +407,6 @@ class Distributor:
                     storage.copy(claim.path, f"{folder}/{some[0]}", like=like, between=renew)
 
         return write
-
-    def _small_body(self, claim: Claim) -> tuple[bytes | None, tuple[int, int] | None]:
-        try:
-            return reading.read_with_times(claim.path, IN_MEMORY)
-        except OSError:
-            return None, None  # too long, or gone: then the copy says so
 
 
 def _end(presence: Presence, forks: int) -> None:

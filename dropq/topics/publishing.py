@@ -1,9 +1,8 @@
 """Publishing: a send to a topic, or to a view, which distributes what it has sent before it returns.
 
 A publisher sends a message straight into `processing/` of the topic's `.incoming/`, under a claim of its own: from that
-rename on it is published. If the publisher dies, a sweep returns the claim to `target/`, and another program
-distributes it. A publisher sends into `target/`, as a script does, while the topic is paused, and while other messages
-wait there, which go first. It also does so when it cannot find that out, or cannot show that it lives.
+rename on it is published, and another program distributes it if the publisher dies. `Distributor.claim_staged` says
+when it is sent into `target/` instead, as by a script.
 """
 
 from __future__ import annotations
@@ -42,17 +41,12 @@ class Publishing(Outlet):
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it; they get a delayed message later."""
         self.stage(file, data)
-        return self._publish(file, data, not_before)
+        return self.send(file, not_before=not_before, body=data)
 
-    def send(self, file: str, *, not_before: int = 0, adopted: str = "") -> bool:
-        """Publish a staged file, or an adopted one, as `send_new` does."""
-        return self._publish(file, None, not_before, adopted)
-
-    def sent(self, *, not_before: int = 0) -> None:
-        """Do nothing: what is published is synced as it is distributed, or as it is sent to wait."""
-
-    def _publish(self, file: str, body: bytes | memoryview | None, not_before: int, adopted: str = "") -> bool:
-        """Send a staged file, or an adopted one, and distribute it."""
+    def send(
+        self, file: str, *, not_before: int = 0, adopted: str = "", body: bytes | memoryview | None = None
+    ) -> bool:
+        """Publish a staged file, or an adopted one, as `send_new` does; its `body` is read, if it is not known."""
         distributor = self._distributor()
         claim = None if not_before else distributor.claim_staged(file)
         if claim is None:
@@ -67,6 +61,9 @@ class Publishing(Outlet):
             except OSError as error:
                 raise self._take_back(staged, error, adopted) from error
         return distributor.publish(file, claim, body, patience=getattr(self.patience, "seconds", None))
+
+    def sent(self, *, not_before: int = 0) -> None:
+        """Do nothing: what is published is synced as it is distributed, or as it is sent to wait."""
 
     def _distributor(self) -> Distributor:
         """Return this thread's distributor: each claims under a name of its own."""

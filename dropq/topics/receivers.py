@@ -196,21 +196,19 @@ class Receivers:
     def _views_now(self, names: list[str], *, refreshes: bool) -> Iterator[Receiver]:
         views: dict[str, Receiver] = {}
         for name in names:
-            receiver = self._views.get(name)
-            if receiver is not None and refreshes and not receiver.is_current:
-                receiver = None
-            if receiver is None or not receiver.destination.is_there(self._topic.root.layout.path):
+            receiver, root = self._views.get(name), self._topic.root.layout.path
+            if receiver is None or (refreshes and not receiver.is_current) or not receiver.destination.is_there(root):
                 receiver = self._view(name)
-            topics = None if receiver is None else receiver.context.config.underlying_topic
-            if receiver is not None and topics is not None:
-                views[name] = receiver
-                try:
-                    underlying = underlies(topics, self._topic.name)
-                except DropqError as error:
-                    raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
-                if underlying:
-                    self._check_type(receiver)
-                    yield receiver
+            if receiver is None or (topics := receiver.context.config.underlying_topic) is None:
+                continue
+            views[name] = receiver
+            try:
+                underlying = underlies(topics, self._topic.name)
+            except DropqError as error:
+                raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
+            if underlying:
+                self._check_type(receiver)
+                yield receiver
         self._views = views
 
     def _view(self, name: str) -> Receiver | None:

@@ -74,7 +74,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
-    if circle := words(Circles(Planned(Waypoint(root.layout.path, name, layout))).closed_by_planned()):
+    planned = Planned(Waypoint(root.layout.path, name, layout))
+    if circle := words(Circles(planned).through_new(planned.waypoint)):
         raise ConfigError(f"topic {name!r} was not made: {circle}")
     store = storage_of(config)
     hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"
@@ -201,7 +202,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
     RACE: of two processes that ask for the same, the first removes the old subscription, and makes the new one; the
     second must not remove that. So each lists them again when it has the lock.
     """
-    with PolicyLock(topic).acquire(lambda: None) as alone:
+    with PolicyLock(topic).acquire() as alone:
         if not alone:
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):
@@ -243,9 +244,8 @@ def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> 
                 yield from (f"{topic}/{folder}" for folder in found)
 
 
-@cache
+@cache  # once in a process
 def _tell_closed(root: str, topic: str, why: str | None) -> None:
-    """Log, once in a process, that subscriptions of a topic cannot be seen."""
     log.warning("root %s: topic %s is passed over, also if it has a subscription of that name: %s", root, topic, why)
 
 
@@ -276,12 +276,11 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         alive = [*filter(signs.is_verifiable, signs.living)]
         # A shell command holds without a sign of life: until its lease ends.
         alive += [claim.subscription for claim in claims if claim_status(claim, signs, now) == "lease"]
-    if alive:
-        raise Unavailable(
-            f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it holds, "
-            "first; nothing was removed"
-        )
-    with error_context(f"subscription {address} was not removed"):
+        if alive:
+            raise Unavailable(
+                f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it "
+                "holds, first; nothing was removed"
+            )
         leaving = not force and bool(routes.routed(context.layout, context.config.ignore) or in_transit(context.layout))
     if leaving or not take_away(root, context.layout, force=force):
         raise routed_error(context)
@@ -336,7 +335,6 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> 
 
 
 def _rename_away(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> str:
-    """Rename a subscription to where what is removed lies; return the path."""
     mark, above = f"{root.clock.now_ms()}", removed_subscriptions(layout.topic)
     if reading.exists(os.path.dirname(above)):
         store.make_folder(above)

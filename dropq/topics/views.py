@@ -1,10 +1,9 @@
 """Views: queues that get what is published to the topics that their `underlying_topic` names.
 
-A queue's queue.toml makes it a view. `.dropq/views/` of the root has a file for each view, of the queue's name, so that
-a publisher need not read every queue's configuration. The file has the view's `underlying_topic`: a view that cannot be
-opened holds only the topics that this names. It is written before the view appears, and again when a view is opened and
-its file says something else. A sweep of the root removes the file of a queue that is gone, or is no view any more; the
-file of a view that is away stays.
+`.dropq/views/` of the root has a note of each view, its `underlying_topic`, so that a publisher need not read every
+queue's configuration, and a view that cannot be opened holds only the topics that this names. It is written before the
+view appears, and again when a view is opened and its note says something else. A sweep of the root removes the note of
+a queue that is gone, or is no view any more; that of a view that is away stays.
 
 A view appears, and is forgotten, under a lock: so each view has a file. Without locks, a view that appears while an
 older one of its name is forgotten may lack it for a moment: so the file is written again after the view has appeared.
@@ -42,7 +41,7 @@ def _alone(root: RootContext) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError, DropqError):  # such as that this user may not: then the order of the steps must do
             lock = Lock(root.layout.views_lock, _storage(root.layout), root.timing.lock_patience)
-            stack.enter_context(lock.acquire(lambda: None))
+            stack.enter_context(lock.acquire())
         yield
 
 

@@ -1,8 +1,7 @@
 """DropboxMQs that publish while a subscription is removed: its folder stays until they are done.
 
-A DropboxMQ writes a message to working/ of the topic, then to that of each subscription, and renames the files as it
-commits. Without one of these folders its whole transaction fails, with what that sends to queues. So a subscription
-that is removed is hidden first: dropq finds it no more, and DropboxMQ does.
+Without working/ of a subscription a DropboxMQ's whole transaction fails, with what that sends to queues. So a
+subscription that is removed is hidden first: dropq finds it no more, and DropboxMQ does.
 """
 
 from __future__ import annotations

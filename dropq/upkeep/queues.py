@@ -11,12 +11,13 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import QueueConfig, underlies
-from dropq.config.selectors import SUFFIX, Selector, given, text
+from dropq.config.selectors import SUFFIX, Selector, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -192,7 +193,7 @@ def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors:
     view = None if topics is None else View(topics, config.default_publish_target or topics)
     sends_to = tuple(one.to for one in selectors if one.to is not None)
     planned = Planned(Waypoint(path, name, QueueLayout.flat(f"{path}/{name}")), view, sends_to)
-    if circle := words(Circles(planned).closed_by_planned()):
+    if circle := words(Circles(planned).through_new(planned.waypoint)):
         raise ConfigError(f"options of queue {name}: {circle}; nothing was made")
 
 
@@ -201,7 +202,7 @@ def _selector_files(root: RootContext, name: str, selectors: Sequence[Selector],
     files = {}
     for selector in selectors:
         if selector.credit is not None:
-            selector = given(selector, reserve_token(root.layout, name, selector.name, store))
+            selector = replace(selector, token=reserve_token(root.layout, name, selector.name, store))
         files[f"selectors/{selector.name}{SUFFIX}"] = text(selector).encode()
     return files
 
