@@ -75,8 +75,8 @@ class SweepOnTheWay(Protocol):
     def has_begun(self) -> bool:
         """Whether an upkeep has begun, and slices of it are to follow."""
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
-        """Bring back what dead consumers and lapsed leases held; return whether it moved anything.
+    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
+        """Bring back what dead consumers and lapsed leases held; return how many messages and files it moved.
 
         If `idle`, it also removes the dead that held nothing. While target/ is `quiet`, and nothing was found to bring
         back, it only looks for what changes without target/.

@@ -101,8 +101,8 @@ class QuickSweep:
         """Whether it is in the middle of an upkeep, of the queue or of the root: slices of it are to follow."""
         return self._upkeep is not None
 
-    def run(self, *, idle: bool = False, quiet: bool = False) -> bool:
-        """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
+    def run(self, *, idle: bool = False, quiet: bool = False) -> int:
+        """Bring back what the consumer may be handed; return how much. If it is time, do a slice of the upkeep.
 
         While it is `idle`, it clears away the dead that held nothing, too. While target/ is `quiet`, no claim is made:
         once a sweep has found none, nor a delay, it only looks whether a delayed message has come.
@@ -117,7 +117,7 @@ class QuickSweep:
             self.again = started + self._bring_back(report, started, idle=idle, quiet=quiet)
         if started >= self._upkeep_at:
             self._keep_up()
-        return report.total > 0
+        return report.total
 
     def stir(self) -> None:
         """Do all steps next time, a second after the last sweep: target/ has changed, perhaps by a claim."""

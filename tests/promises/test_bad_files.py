@@ -23,7 +23,7 @@ from dropq import DropqError, Queue, Root, work
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle.queue_notes import marks_in
 from dropq.routing import Routers, credit_audit
-from dropq.routing.serve import Taken
+from dropq.routing.router import Taken
 from dropq.upkeep.sweep import QuickSweep
 
 #: How deeply what is nested is nested.
