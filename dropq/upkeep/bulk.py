@@ -180,18 +180,14 @@ def requeue(
         which.check((*REQUEUED, *WAITING), "dead letters are requeued from")
         return _requeue_to_origin(context, which, keep_expiration=keep_expiration)
     which.check(REQUEUED, "messages are requeued from", _instead_of_requeue(context, which.where, to))
-    destination, moves, messages = to or context, Moves(context), select(context, which)
+    destination, moves = to or context, Moves(context)
+    messages = select(context, which)
     if to is None and which.wanted is None:
         messages = (message for message in messages if not _is_for_another(message))
+    requeued = _requeue_own if to is None else _requeue
 
     def act(message: Message) -> str | None:
-        if to is None and _is_for_another(message):
-            queue, id = quote(context.name), quote(message.id)
-            raise Unavailable(
-                f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
-                f"{queue} {id} --to QUEUE` sends it to another"
-            )
-        return _requeue(moves, message, destination, keep_expiration=keep_expiration)
+        return requeued(moves, message, destination, keep_expiration=keep_expiration)
 
     return _carried(
         CarrierTo(context, destination), each(context, which, messages, act, f"requeued to {destination.name}")
@@ -224,6 +220,15 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
     return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
+def _requeue_own(moves: Moves, message: Message, own: QueueContext, *, keep_expiration: bool) -> str | None:
+    if _is_for_another(message):
+        raise Unavailable(
+            f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
+            f"{quote(own.name)} {quote(message.id)} --to QUEUE` sends it to another"
+        )
+    return _requeue(moves, message, own, keep_expiration=keep_expiration)
+
+
 def _requeue(moves: Moves, message: Message, destination: QueueContext, *, keep_expiration: bool) -> str | None:
     return _moved(message, partial(moves.requeue, to=destination, keep_expiration=keep_expiration))
 
@@ -244,9 +249,10 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
     (state,), found = which.states, set[str]()
     bundles = dict[tuple[str | None, str], list[Message]]()
     for message in select(context, replace(which, ids=None)):
-        bundle = reassembly.bundle_of(message)
+        is_own = not _is_for_another(message)
+        bundle = reassembly.bundle_of(message) if is_own else None
         known = _names(message) | {bundle or message.id}
-        if which.takes(known):
+        if which.takes(known) and (is_own or which.wanted is not None):
             found |= known
             bundles.setdefault((bundle, reassembly.came(message) if bundle else message.file), []).append(message)
     moves, done = Moves(context), f"requeued to {context.name}"
@@ -257,7 +263,7 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
             yield replace(outcome, id=bundle)
         else:
             for part in parts:
-                act = partial(_requeue, moves, part, context, keep_expiration=keep_expiration)
+                act = partial(_requeue_own, moves, part, context, keep_expiration=keep_expiration)
                 yield _outcome(part, act, done, which)
     yield from _not_found(context, which, found)
 

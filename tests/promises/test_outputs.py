@@ -657,8 +657,9 @@ def test_a_part_whose_queue_is_gone_is_a_dead_letter(
         assert outcome.ok and bodies(other) == [b"A"]
 
 
-def test_a_plain_requeue_passes_over_what_was_made_for_another_queue(
-    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_requeue_passes_over_what_was_made_for_another_queue(
+    queue: Queue, other: Queue, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     queue.send(b"a")
     committed_only(monkeypatch, take(queue), Out("other", b"A"))
@@ -666,8 +667,8 @@ def test_a_plain_requeue_passes_over_what_was_made_for_another_queue(
     queue = reopened(queue)
     queue.sweep()
     (letter,) = queue.browse("error")
-    assert list(queue.requeue()) == []
-    (outcome,) = queue.requeue([letter.id])
+    assert list(queue.requeue(whole=whole)) == []
+    (outcome,) = queue.requeue([letter.id], whole=whole)
     assert not outcome.ok and f"`dropq requeue q {letter.id} --to QUEUE`" in outcome.detail
     again = queue.root.create_queue("again")
     (outcome,) = bulk.requeue(queue.context, bulk.Selection(("error",), frozenset({letter.id})), to=again.context)
