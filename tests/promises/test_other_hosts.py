@@ -98,8 +98,9 @@ class Client:
             self._asks(path)
         return fd
 
-    def stat(self, path: str) -> os.stat_result:
-        found: os.stat_result = self._found(path, lambda: os.stat(path))
+    def stat(self, path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        assert dir_fd is None, "what it knows is known by paths"
+        found: os.stat_result = self._found(path, lambda: os.stat(path, follow_symlinks=follow_symlinks))
         return found
 
     def lstat(self, path: str) -> os.stat_result:
@@ -136,7 +137,8 @@ class Client:
         if self._is_here:
             self._missing |= {f"{destination}{one.removeprefix(source)}": seen for one, seen in below.items()}
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        assert dir_fd is None, "what it knows is known by paths"
         os.unlink(path)
         self._knows(path)
 

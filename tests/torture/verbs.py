@@ -43,7 +43,7 @@ INNER = {
     "Message.link",  # of a worker, for its own private folder
     "Topic",  # tests/torture/topic_cases.py has a scene for it, in which a message is in many places
     "TransferJob",  # a carrier's: tests/promises/test_carrier.py lets it die
-    "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
+    "Queue.replay", "replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
     "RecordWriter", "Queue.record_writer",  # tests/promises/test_record_writer.py lets it die
     "Record", "Message.records", "Subscription.records",  # tests/torture/record_cases.py has scenes for them
     "Root.doctor", "Queue.doctor",  # they try the file system in a folder of their own: tests/promises/test_doctor.py
