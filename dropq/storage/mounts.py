@@ -6,8 +6,8 @@ import hashlib
 import os
 import re
 import time
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 #: Where Linux lists what is mounted; other systems have no such file.
 MOUNTS = "/proc/self/mountinfo"
@@ -90,22 +90,33 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
     try:
         number = os.stat(path).st_dev
         device = f"{os.major(number)}:{os.minor(number)}"
-        with open(table, encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                about, _, more = line.partition(" - ")
-                fields, (kind, source, *others) = about.split(), more.split()
-                point, is_there = _unescaped(fields[4]), fields[2] == device
-                above = f"{path}/".startswith(f"{point.rstrip('/')}/")
-                # The table lacks the device numbers of btrfs and overlays: there the mount point decides.
-                fits = is_there, len(point) if above else -1
-                if (is_there or above) and fits >= best:  # of two on one point the later hides the other
-                    # A mount that is not above the path is another mount of the same disk: in a chroot the path's own
-                    # mount is not listed. The two share the disk's options, but not a mount's own, such as `ro`.
-                    options = ",".join([*fields[5:6][:above], *others[-1:]]).split(",")
-                    shown = point if above else "/"
-                    found, best = Mount(kind, shown, _unescaped(source), tuple(dict.fromkeys(options))), fits
+        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+            lines = _parsed(file.read())
     except (OSError, IndexError, ValueError):
         return None
+    for on, mount, of_disk in lines:
+        point, is_there = mount.point, on == device
+        above = f"{path}/".startswith(f"{point.rstrip('/')}/")
+        # The table lacks the device numbers of btrfs and overlays: there the mount point decides.
+        fits = is_there, len(point) if above else -1
+        if (is_there or above) and fits >= best:  # of two on one point the later hides the other
+            # A mount that is not above the path is another mount of the same disk: in a chroot the path's own mount is
+            # not listed. The two share the disk's options, but not a mount's own, such as `ro`.
+            found, best = mount if above else replace(mount, point="/", options=of_disk), fits
+    return found
+
+
+@lru_cache(maxsize=1)
+def _parsed(table: str) -> list[tuple[str, Mount, tuple[str, ...]]]:
+    """Return each mount of a table behind its device, and before the options of its disk alone."""
+    found = []
+    for line in filter(None, table.split("\n")):
+        about, _, more = line.partition(" - ")
+        fields, (kind, source, *others) = about.split(), more.split()
+        of_disk = others[-1:]
+        options = tuple(dict.fromkeys(",".join([*fields[5:6], *of_disk]).split(",")))
+        mount = Mount(kind, _unescaped(fields[4]), _unescaped(source), options)
+        found.append((fields[2], mount, tuple(dict.fromkeys(",".join(of_disk).split(",")))))
     return found
 
 
