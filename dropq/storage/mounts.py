@@ -112,7 +112,7 @@ def _parsed(table: str) -> list[tuple[str, Mount, tuple[str, ...]]]:
     found = []
     for line in filter(None, table.split("\n")):
         about, _, more = line.partition(" - ")
-        fields, (kind, source, *others) = about.split(), more.split()
+        fields, (kind, source, *others) = about.split(" "), more.split(" ")
         of_disk = others[-1:]
         options = tuple(dict.fromkeys(",".join([*fields[5:6], *of_disk]).split(",")))
         mount = Mount(kind, _unescaped(fields[4]), _unescaped(source), options)

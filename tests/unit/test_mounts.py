@@ -50,6 +50,13 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
     assert found == Mount("xfs", str(tmp_path), "/dev/v\\b", ("ro", "noexec", "rw", "noquota"))
 
 
+def test_no_name_of_a_mount_takes_its_line_apart(tmp_path: Path) -> None:
+    """Linux escapes blanks, tabs and ends of lines in names; other characters are white space only to Python."""
+    (odd := tmp_path / "a\u2028b\x0bc").mkdir()
+    (table := tmp_path / "mountinfo").write_text(f"{TOP}21 20 0:9 / {odd} rw - tmpfs  rw,size=1k\n")
+    assert mount_of(str(odd), str(table)) == Mount("tmpfs", str(odd), "", ("rw", "size=1k"))
+
+
 def test_of_a_mount_that_is_not_above_the_path_only_the_disk_counts(tmp_path: Path) -> None:
     """As in a chroot, where the path's own mount is not listed, and another one of the same disk is."""
     number = os.stat(tmp_path).st_dev
