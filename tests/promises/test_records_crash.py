@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,15 @@ def test_nothing_of_a_holder_counts_that_lost_its_claim_and_all_of_another(tmp_p
 # -- that it would be seen ---------------------------------------------------------------------------------------------
 
 
-def every_other(moments: list[Any]) -> list[Any]:
-    return moments[::2]
-
-
-def tried(tmp_path: Path, name: str, *, meeting: str = "") -> Row:
+def tried(tmp_path: Path, name: str, is_seen: Callable[[Row], object], *, meeting: str = "") -> Row:
+    """Let a case die at every other call, until that is seen which is wrong; or meet another program."""
     row = Row("control")
     case = next(case for case in CASES if case.name == name)
     cases = RecordCases(tmp_path, SETTINGS[0], row)
     if meeting:
         cases.meet(case, meeting, few(1, 20))
     else:
-        cases.crash(case, every_other)
+        cases.crash(case, lambda moments: takewhile(lambda _: not is_seen(row), moments[::2]))
     return row
 
 
@@ -90,7 +88,7 @@ def test_a_bundle_that_is_archived_before_its_parts_are_moved_is_seen(
         return roll_forward(context, folder, **how)
 
     monkeypatch.setattr(fan_out, "roll_forward", early)
-    assert tried(tmp_path, "settle all").wrong
+    assert tried(tmp_path, "settle all", lambda row: row.wrong).wrong
 
 
 def test_parts_that_are_moved_before_the_commit_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +101,7 @@ def test_parts_that_are_moved_before_the_commit_are_seen(tmp_path: Path, monkeyp
         return commit(context, claim, folder)
 
     monkeypatch.setattr(fan_out, "_commit", late)
-    assert tried(tmp_path, "settle each").doubled
+    assert tried(tmp_path, "settle each", lambda row: row.doubled).doubled
 
 
 def test_parts_that_are_withdrawn_after_the_commit_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +115,7 @@ def test_parts_that_are_withdrawn_after_the_commit_are_seen(tmp_path: Path, monk
         return done
 
     monkeypatch.setattr(fan_out, "_commit", forgotten)
-    assert tried(tmp_path, "nack what is left").wrong
+    assert tried(tmp_path, "nack what is left", lambda row: row.wrong).wrong
 
 
 def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
@@ -132,7 +130,7 @@ def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
             return Location("target", claim.own_name)
 
     monkeypatch.setattr(RecordSettlement, "_settle_as", silent)
-    assert tried(tmp_path, "settle each", meeting="a sweep that takes the living for dead").wrong
+    assert tried(tmp_path, "settle each", lambda row: row.wrong, meeting="a sweep that takes the living for dead").wrong
 
 
 def test_what_is_left_with_what_was_settled_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +141,7 @@ def test_what_is_left_with_what_was_settled_is_seen(tmp_path: Path, monkeypatch:
         return found and (*found[:2], [])
 
     monkeypatch.setattr(RecordCursor, "left", with_all)
-    assert tried(tmp_path, "settle out of order").doubled
+    assert tried(tmp_path, "settle out of order", lambda row: row.doubled).doubled
 
 
 # -- a record that kills its consumer ------------------------------------------------------------------------------

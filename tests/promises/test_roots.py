@@ -549,7 +549,7 @@ def test_a_bridge_that_dies_at_any_call_leaves_each_message_once(tmp_path: Path)
     def build() -> tuple[Queue, Queue]:
         folder = next(folders)
         a, b = joined(folder, "a", "b")
-        a.send_many([b"0", b"1", b"2"])
+        a.send_many([b"0", b"1"])
         subscription = wanting(b)
         subscription.close()
         wanted_module.Wanting(b.context, "me", None).say(None)
@@ -563,7 +563,7 @@ def test_a_bridge_that_dies_at_any_call_leaves_each_message_once(tmp_path: Path)
         bridged(b, "a")
         b.sweep()
         found = Counter([*bodies(a), *bodies(b)])
-        assert found == {b"0": 1, b"1": 1, b"2": 1}
+        assert found == {b"0": 1, b"1": 1}
         assert at_rest(a) and at_rest(b)
         shutil.rmtree(a.root.path.parent)
 

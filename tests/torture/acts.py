@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -138,7 +138,7 @@ class Acts(ABC, Generic[C, S]):
         with mounted(self._mount):
             yield
 
-    def crash(self, case: C, choose: Callable[[list[Moment]], list[Moment]] = list) -> None:
+    def crash(self, case: C, choose: Callable[[list[Moment]], Iterable[Moment]] = list) -> None:
         """Let it die at every moment, or at some."""
         said = self.undisturbed(case, Dying(None))
         self.judge(case, f"{case.name}, done", said)
