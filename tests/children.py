@@ -9,6 +9,7 @@ import pickle
 import resource
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -49,15 +50,19 @@ def killed_at_each_call(build: Callable[[], T], act: Callable[[T], object]) -> I
     Yields:
         What was built, once its child is dead; the last child came to its end.
     """
+
+    def run(built: T, at: Moment | None) -> list[str]:
+        dying = Dying(at)
+        come_between(dying, noreplace=True)
+        act(built)
+        return dying.calls
+
+    calls = in_child(partial(run, build(), None))
     for number in count():
-        for midway in (False, True):
-            built, moment = build(), Moment(number, midway)
-
-            def die(built: T = built, moment: Moment = moment) -> None:
-                come_between(Dying(moment), noreplace=True)
-                act(built)
-
-            status = forked(die)
+        is_write = calls[number : number + 1] == ["write"]
+        for midway in (False, True) if is_write else (False,):
+            built = build()
+            status = forked(partial(run, built, Moment(number, midway)))
             assert status in (0, DIED), f"the child ended with {status}"
             yield built
         if status == 0:
