@@ -48,19 +48,19 @@ log = logging.getLogger("dropq")
 
 #: The first messages of a peer's target/ that a listing finds.
 LISTED = 10_000
-#: Seconds between two looks at what is wanted, and how many times as long as a look takes, on average of so many, if
-#: that is more: a bridge that has nothing to do takes a 500th of a processor, and half of that while nobody waits.
+#: Seconds between two looks at what is wanted; or, if that is longer, how many times an average look, which is taken
+#: over about so many: a bridge that has nothing to do takes a 500th of a processor, half of that while nobody waits.
 TICK, RESTS, AVERAGED = 0.02, 500, 16
 #: Seconds between two looks where the file server is asked; until it is asked whether a queue's configuration has
 #: changed; and until what lies in its rows at the peer is carried, and a stamp says that a bridge looks.
 ASKED, OPENED, ROWS = 1.0, 5.0, 5.0
-#: Seconds without a want after which a subscription begins with its free backlog again.
+#: Seconds without a want after which what a subscription gets, which doubles while it takes all, starts small again.
 FORGOTTEN = 10.0
-#: Seconds that `--once` waits for a message that may be taken soon; and files that a file system keeps free.
+#: Seconds that `--once` waits for a message that may be taken soon; and how many inodes stay free on the disk here.
 PATIENCE, SPARE = 10.0, 100
 #: Milliseconds by which two clocks may differ where something expires or is delayed.
 CLOCKS = 60_000
-#: What each root says alike of a queue.
+#: The keys of a queue that must be equal in both roots, else nothing moves.
 _ALIKE = ("replication_type", "message_type", "semantics", "expiration", "expiration_model")
 #: What becomes of messages where a peer is refused.
 _NOTHING = "nothing was taken"

@@ -197,7 +197,7 @@ def client_of(subscription: str) -> str:
 
 
 def claim_owner(subscription: str, n: int) -> str:
-    """Return the owner of a subscription's nth claim."""
+    """Return the owner of a subscription's nth claim; n is in hexadecimal, where a reader allows digits up to z."""
     return f"{subscription}-{n:x}"
 
 

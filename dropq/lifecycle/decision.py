@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a rule lets something happen."""
+    """Whether a rule lets something happen: a delivery, a move, a send, or that a sweep does its work."""
 
     allowed: bool
-    #: The reason in a word, as `Explanation.why` has it.
+    #: The reason in a word; of a message that waits, that of `Explanation.why`.
     why: str
     #: A sentence about it, with the way out where there is one.
     detail: str = ""

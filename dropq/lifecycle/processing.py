@@ -41,7 +41,7 @@ def claimed_messages(context: QueueContext) -> list[MessageFile]:
 
 
 def committed_files(context: QueueContext) -> Iterator[MessageFile]:
-    """List the messages that were committed, and whose parts are not all moved: each counts as in processing/."""
+    """List the messages that were committed, and whose parts are not all moved: `ls` counts each as in processing/."""
     return (file for file, _ in committed(context))
 
 

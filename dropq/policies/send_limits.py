@@ -48,9 +48,9 @@ class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
     Args:
-        then: the limits of the topic that what this queue lets in is published to; None of any other queue.
-        rejects: whether the queue rejects what is beyond its limit, whatever it says: it takes what another is too full
-            for.
+        then: for a view, the limits of its topic, which are asked after its own; else None.
+        rejects: whether the queue rejects what is beyond its limit, whatever its `overflow` is: for the queue that the
+            overflow selector of another sends to.
         waits: whether senders wait for room; else they get MustWait.
     """
 
@@ -110,10 +110,10 @@ class SendLimits:
         own = self._write_lock.why_not() or ("" if self._limit is None else self._limit.what_blocks())
         return own or ("" if self._then is None else self._then.what_blocks())
 
-    def has_room(self) -> bool:
+    def admit_one(self) -> bool:
         """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
-        own = not self._write_lock.why_not() and (self._limit is None or self._limit.has_room())
-        return own and (self._then is None or self._then.has_room())
+        own = not self._write_lock.why_not() and (self._limit is None or self._limit.admit_one())
+        return own and (self._then is None or self._then.admit_one())
 
 
 def limits_of_sends(own: QueueContext, to: QueueContext, *, waits: bool) -> SendLimits:
@@ -252,8 +252,8 @@ class Limit:
             raise full
 
     def why_not(self) -> str:
-        """Return what becomes of a message that is sent now; "" if it is admitted."""
-        if self.has_room():
+        """Return what becomes of a message that is sent now; "" if it has room, and then it is admitted."""
+        if self.admit_one():
             return ""
         if (one := self._overflow_selector()) is None:
             return OVERFLOW[self._overflow]
@@ -279,7 +279,7 @@ class Limit:
 
             return overflow_of(self._context)
 
-    def has_room(self) -> bool:
+    def admit_one(self) -> bool:
         """Admit one message if there is room, and return whether there is."""
         return self._enter(1, False) == 1
 
@@ -357,7 +357,7 @@ class WriteLock:
         return f"senders wait, as {self._path} says"
 
     def _now(self) -> _Terms | None:
-        """Return what the file says; None if there is no file. It is read again when it is older than `MAX_AGE`."""
+        """Return what the file says; None if there is no file. It is read again after `Timing.max_age`."""
         if time.monotonic() >= self._refresh_at:
             content = self._read()
             if content != self._content:

@@ -115,8 +115,8 @@ class Out:
 class Destinations:
     """Where the messages go that are made of a queue's messages; each queue is opened once.
 
-    Once `given_up` returns True, nobody waits until a queue has room. `on_new` is called after an address was asked for
-    that was not before. The `client_id` names who publishes to topics; "" without one.
+    Once `given_up` returns True, nobody waits until a queue has room. `on_new` is called once for each new address. The
+    `client_id` names who publishes to topics; "" without one.
     """
 
     context: QueueContext
@@ -159,7 +159,7 @@ class Destinations:
             try:
                 self._open(sender)
             except NoSuchQueue:
-                return sender  # who uses it finds another that takes what is sent
+                return sender  # whoever uses it meets NoSuchQueue again, and asks `instead`
             except ConfigError:
                 self._senders.pop(address, None)
                 raise
@@ -189,7 +189,7 @@ class Destinations:
         return other
 
     def folder(self, to: QueueContext) -> DestinationFolder:
-        """Return the folder of a queue, which this queue knows by a file from then on; NoSuchQueue if it is gone."""
+        """Return the folder of a queue, and make its file in `.dropq/receivers/`; NoSuchQueue if the queue is gone."""
         base, now, root = to.layout.base, time.monotonic(), self.context.root.layout.path
         known_at, folder = self._folders.get(base, (0.0, None))
         if folder is not None and now - known_at <= KNOWN_AGE and folder.is_there(root):
@@ -206,7 +206,7 @@ class Destinations:
         return folder
 
     def sync(self, folders: Iterable[DestinationFolder], storage: Storage) -> None:
-        """Make the files durable by which this queue knows others, which may be less strict than the commit is."""
+        """Sync the files of destinations in `.dropq/receivers/`, which may have been made at a lower durability."""
         receivers = self.context.layout.receivers
         unsynced = {each.token for each in folders if self._synced.get(each.token) != storage.durability}
         for token in unsynced:
@@ -522,7 +522,7 @@ class Outputs:
         if self._storage is not context.storage:
             context = replace(context, storage=self._storage)
         own_name, folder = self._own_name(claim), self._folder
-        self._folder = ""  # RACE: a commit that was tried may be made after it failed, and then it needs the parts
+        self._folder = ""  # RACE: a file server may do the rename after it was refused: then the commit needs the parts
         try:
             fan_out.send(context, claim, folder, self._parts, own_name)
         except Unavailable:

@@ -56,7 +56,7 @@ class Destination:
 
     def why_not(self) -> str:
         """Return why it takes no message now; "" if it takes a message, which is then counted."""
-        return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
+        return "" if self._limits.admit_one() else f"{self.context.name} is full, or makes senders wait"
 
 
 @dataclass(frozen=True, slots=True)

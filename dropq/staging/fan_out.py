@@ -4,13 +4,13 @@ A part is a copy for a destination, or a message that its holder made of it, or 
 bundle, or what is left of one. A holder stages the parts in a new folder of `.dropq/staged/`, and commits by renaming
 its claim to `whole` in it: a holder that lost the claim cannot. From then on any process may move each part. `whole` is
 archived, or unlinked, last, once a listing showed no part. A sweep drops a folder that its holder will not commit: it
-makes a fence there, a folder of the name `whole`. If a commit and a fence meet, the first to have the name wins. No
-staged folder is ever renamed, or removed with anything in it.
+makes a fence there, a folder of the name `whole` (on HDFS a file). If a commit and a fence meet, the first to have the
+name wins. No staged folder is ever renamed, or removed with anything in it.
 
     a crash               leaves                                and the next sweep
-    before the commit     the claim, and a folder with parts    returns the claim; then it drops the folder's parts
+    before the commit     the claim, and a folder with parts    returns the claim of the dead, then drops the parts
     after the commit      `whole`, and parts that have not gone moves the parts, and then `whole`
-    of a sweep that drops a fence, and parts                    removes the parts, and after a day the folder
+    of a sweep that drops  a fence, and parts                   removes the parts, and after a day the folder
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
 
 @lru_cache(maxsize=1)
 def _parsed(table: str) -> list[tuple[str, Mount, tuple[str, ...]]]:
-    """Return each mount of a table behind its device, and before the options of its disk alone."""
+    """Return for each mount of a table its device number, the mount, and the options of its file system alone."""
     found = []
     for line in filter(None, table.split("\n")):
         about, _, more = line.partition(" - ")
@@ -140,7 +140,7 @@ def boot_id() -> bytes:
 
 @cache
 def host() -> str:
-    """Return the name of this host, on which a path leads where it leads; hosts that share a name have two of these."""
+    """Return the name of this host with a digest of its machine id: two hosts of one name differ."""
     name = os.uname().nodename
     try:
         with open(_MACHINE, "rb") as file:

@@ -1,4 +1,4 @@
-"""Files that crashes leave in a queue's private folder, or in selectors/, and how they are removed."""
+"""Private files of a queue that nothing needs any more, after a crash or by their age, and how they are removed."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Sweep:
     def run(self, when: When) -> Iterator[None]:
         """Do the steps of such a sweep, in small parts."""
         for step in STEPS:
-            if not step.when & when or (step.of_full and self.context.is_recovering):
+            if not step.when & when or (step.spares_filling and self.context.is_recovering):
                 continue
             with nullcontext() if step.ends else self.passing_over(step.what):
                 yield from step.run(self) or ()
@@ -170,7 +170,7 @@ class Step(NamedTuple):
         what: what it brings back or removes; a warning says so.
         ages: how old that is, in ms, by its row in *What is removed* of docs/protocol.md.
         ends: a folder of messages that cannot be listed ends the sweep.
-        of_full: it leaves a subscription alone that is being filled from the archive.
+        spares_filling: a subscription that is being filled from the archive is left alone.
     """
 
     what: str
@@ -178,7 +178,7 @@ class Step(NamedTuple):
     run: Callable[[Sweep], Iterator[None] | None]
     ages: Mapping[str, tuple[int, ...]] = {}
     ends: bool = False
-    of_full: bool = False
+    spares_filling: bool = False
 
 
 # -- what consumers may be handed next -----------------------------------------------------------------------------
@@ -478,11 +478,11 @@ STEPS = (
     Step("jobs", _UPKEEP, sweep_jobs, {"jobs": (ages.JOB,), "`ledger/`": (ages.LEDGER, ages.EPOCH)}),
     Step("parts that are put together", _UPKEEP, _sweep_reassembly, {"`reassembly/": (ages.DEAD_WRITER,)}),
     Step("what goes to other file systems", _UPKEEP, _carry),
-    Step("what its filter does not match", _UPKEEP, _drop_unwanted, of_full=True),
-    Step("its history", _UPKEEP, _prune, of_full=True),  # before what needs room on the disk, as it makes some
+    Step("what its filter does not match", _UPKEEP, _drop_unwanted, spares_filling=True),
+    Step("its history", _UPKEEP, _prune, spares_filling=True),  # before what needs room on the disk, as it makes some
     Step("its log", _UPKEEP, _prune_log),
-    Step("expired messages that wait", _UPKEEP, _expire, ends=True, of_full=True),
-    Step("leftovers", _UPKEEP, _clear_leftovers, leftovers.AGES, of_full=True),
+    Step("expired messages that wait", _UPKEEP, _expire, ends=True, spares_filling=True),
+    Step("leftovers", _UPKEEP, _clear_leftovers, leftovers.AGES, spares_filling=True),
     Step("whether it is to destroy itself", _UPKEEP, _destroy_alone),
 )
 

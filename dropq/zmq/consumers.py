@@ -56,7 +56,7 @@ class _Late(NamedTuple):
 
 
 class Consumers:
-    """The consumers of one queue, which are one subscription; the last arguments are those of `Terms`."""
+    """The consumers of one queue, which are one subscription; `lease` is the server's, what follows is of `Terms`."""
 
     def __init__(
         self, socket: Socket, queue: Queue, *, lease: float, in_flight: int, max_size: int, headers: bool
@@ -206,7 +206,7 @@ class Consumers:
         if self._first_end <= begun:
             late_by = begun - self._first_end
             if not self._listens_until and late_by > STALLED:
-                # The process may have stood still, and with it the thread of ZeroMQ that reads from the connections.
+                # The process may have stood still, and read nothing meanwhile.
                 self._listens_until = begun + LISTENS
             if begun < self._listens_until or not (all_read or late_by > SPARE):
                 return

@@ -488,7 +488,7 @@ def test_a_write_lock_holds_producers_until_it_goes(serving: Served, queue: Queu
 
 def _is_held(queue: Queue) -> bool:
     limits = queue.root.queue(queue.name)._limits_of_sends()
-    return not limits.has_room()
+    return not limits.admit_one()
 
 
 def test_a_disk_that_refuses_answers_0_and_the_loop_goes_on(
