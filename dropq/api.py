@@ -1100,11 +1100,12 @@ class Topic:
     def _patient(self, timeout: Duration | None) -> Iterator[None]:
         """Let each publish of this thread wait for so long."""
         patience = self._publishing.patience
+        before = getattr(patience, "seconds", None)  # of a publish that a signal handler interrupted
         patience.seconds = _seconds(timeout)
         try:
             yield
         finally:
-            patience.seconds = None
+            patience.seconds = before
 
     @property
     def _publishing(self) -> Publishing:

@@ -25,13 +25,13 @@ from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
 from dropq.format import names
-from dropq.format.addresses import layouts, topic_layout
+from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle import ages, dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.open_queue import context_of, open_queue
-from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan, topics
+from dropq.lifecycle.queue_notes import absences, addresses, remedy, scan
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -89,7 +89,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
         found += [*_not_queues(root, now), *_left_queues(root, now), *_sidecars(root, now)]
         for queue in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, queue)
-        found += [*_deleted_topics(root, now), *topic_checks.examine_topic_root(root, now)]
+        found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
         found += selector_checks.examine_tokens(layout, now)
     found = list(_summed_up(found))
     if not repair:
@@ -159,14 +159,17 @@ def _absent_letters(root: RootContext, file: str, queue: str | None) -> Iterator
         yield Finding("absent-letters", file, says)
 
 
-def _deleted_topics(root: RootContext, now: int) -> Iterator[Finding]:
-    """Find topics and subscriptions that a DropboxMQ deleted."""
-    homes = (topic_layout(root.layout.path, topic).home for topic in topics(root.layout))
-    for folder in (f"{root.layout.path}/{TOPIC_ROOT}", *homes):
-        folders = (entry for entry in entries(folder, now) if stat.S_ISDIR(entry.status.st_mode))
-        for entry in (*folders, *entries(f"{folder}/{SUBSCRIPTIONS}", now)):
-            if DELETED.search(entry.name):
-                yield entry.finding("deleted-queue")
+def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
+    """Find topics and subscriptions that a DropboxMQ deleted, in a folder and in the topics below it."""
+    for entry in entries(folder, now):
+        if not stat.S_ISDIR(entry.status.st_mode):
+            continue
+        if DELETED.search(entry.name):
+            yield entry.finding("deleted-queue")
+        elif not entry.name.startswith("."):
+            yield from _deleted_topics(entry.path, now)
+        elif entry.name == SUBSCRIPTIONS:
+            yield from (sub.finding("deleted-queue") for sub in entries(entry.path, now) if DELETED.search(sub.name))
 
 
 def _summed_up(found: list[Finding]) -> Iterator[Finding]:

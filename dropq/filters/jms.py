@@ -14,7 +14,7 @@ from functools import partial
 
 from dropq.filters import tree
 from dropq.filters.grammar import WORDS, Dialect, Parser, Part
-from dropq.filters.like import compile_like
+from dropq.filters.like import Pattern
 from dropq.filters.tree import Node
 
 _LEXEME = re.compile(
@@ -65,7 +65,7 @@ class Selector(Parser):
             self._warn_of_ids(left, pattern)
         escape = self._character() if self._accept("ESCAPE") else None
         try:
-            return partial(tree.like, compile_like(pattern, escape))
+            return partial(tree.like, Pattern.compile(pattern, escape))
         except ValueError as error:
             raise self._source.invalid(token.at, f"a pattern ({error})", token.text) from None
 

@@ -7,21 +7,36 @@ as any later one, and matching never goes back.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 
-def compile_like(text: str, escape: str | None = None) -> re.Pattern[str]:
-    """Compile a pattern, in which the character after `escape` stands for itself; ValueError if there is none."""
-    pieces = [""]
-    characters = iter(text)
-    for character in characters:
-        if character == escape:
-            if not (escaped := next(characters, "")):
-                raise ValueError("it ends with the escape character")
-            pieces[-1] += re.escape(escaped)
-        elif character == "%":
-            pieces.append("")
-        else:
-            pieces[-1] += "." if character == "_" else re.escape(character)
-    pieces[-1] += r"\Z"
-    like_pattern = pieces[0] + "".join(f"(?>.*?{piece})" for piece in pieces[1:] if piece)
-    return re.compile(like_pattern, re.DOTALL)
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A compiled pattern: the pieces between its `%`, each without repetition."""
+
+    pieces: tuple[re.Pattern[str], ...]
+
+    @classmethod
+    def compile(cls, text: str, escape: str | None = None) -> Pattern:
+        """Compile a pattern, in which the character after `escape`, which is not the last, stands for itself."""
+        pieces: list[list[str]] = [[]]
+        characters = iter(text)
+        for character in characters:
+            if character == escape:
+                if not (escaped := next(characters, "")):
+                    raise ValueError("it ends with the escape character")
+                pieces[-1].append(re.escape(escaped))
+            elif character == "%":
+                pieces.append([])
+            else:
+                pieces[-1].append("." if character == "_" else re.escape(character))
+        pieces[-1].append(r"\Z")
+        return cls(tuple(re.compile("".join(piece), re.DOTALL) for piece in pieces))
+
+    def matches(self, text: str) -> bool:
+        """Return whether the pattern matches the whole text."""
+        first, *others = self.pieces
+        match = first.match(text)
+        for piece in others:
+            match = match and piece.search(text, match.end())
+        return match is not None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+from dropq.filters.like import Pattern
 
 Value = bool | int | float | str | None
 
@@ -128,9 +129,9 @@ def within(strings: Collection[str], value: Value) -> bool | None:
     return None if value is None else value in strings
 
 
-def like(pattern: re.Pattern[str], value: Value) -> bool | None:
+def like(pattern: Pattern, value: Value) -> bool | None:
     """LIKE: whether the value is a string that the pattern matches."""
-    return None if value is None else isinstance(value, str) and pattern.match(value) is not None
+    return None if value is None else isinstance(value, str) and pattern.matches(value)
 
 
 def is_null(value: Found) -> bool:

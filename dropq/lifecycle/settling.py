@@ -118,7 +118,7 @@ class Settling:
         self._unchanged.pop(file, None)
         self._unchanged[file] = found.st_ino, found.st_ctime_ns, since
         if len(self._unchanged) > REMEMBERED:
-            del self._unchanged[next(iter(self._unchanged))]
+            self._unchanged.pop(next(iter(self._unchanged)), None)  # RACE: with another thread
 
     def seen(self, file: MessageFile, folder: str) -> Seen:
         """Look at a message that waits in a folder of the queue, before it is taken from there."""

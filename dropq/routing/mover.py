@@ -89,7 +89,8 @@ class Mover:
             (one,), (destination,) = plan.by, plan.destinations
             done = self._try(file, one, destination)
             if not isinstance(done, str):
-                self.moved[one.selector.name] += done
+                if done:
+                    self.moved[one.selector.name] += 1
                 return True
             passed[one.selector.name] = done
         if plan.why == "copy":

@@ -19,6 +19,7 @@ from dropq.format.layout import QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.queue_notes import addresses
+from dropq.lifecycle.timing import Timing
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.router import Folders, Router, Taken
 from dropq.storage import reading
@@ -86,12 +87,13 @@ class _Service:
         """Let a pass be made as soon as it has rested from the last one."""
         self.due, self.is_idle = min(self.due, max(now, self.rests_until)), False
 
-    def one_pass(self, stopped: Callable[[], bool]) -> bool:
+    def one_pass(self, stopped: Callable[[], bool], timing: Timing) -> bool:
         """Make a pass; return whether a message was moved, copied or distributed."""
+        began = time.thread_time()
         (self.folders,) = self.router.serve(stopped, None).values()
-        now = time.monotonic()
         self.is_idle = self.router.is_idle
-        self.rests_until = now + self.router.rests_for
+        now, took = time.monotonic(), time.thread_time() - began
+        self.rests_until = now + (0 if self.router.has_moved else timing.rest(took))
         self.due = max(now + self.router.again, self.rests_until)
         return self.router.has_moved
 
@@ -154,7 +156,7 @@ class Routers:
 
     def _one_pass(self, address: str, service: _Service, stopped: Callable[[], bool]) -> None:
         try:
-            self.has_moved |= service.one_pass(stopped)
+            self.has_moved |= service.one_pass(stopped, self._root.timing)
             if not _has_something(service.layout):
                 _refuse_gone(address, is_there=reading.exists(service.layout.target))
                 self._end(address)

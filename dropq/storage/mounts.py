@@ -90,7 +90,7 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
     try:
         number = os.stat(path).st_dev
         device = f"{os.major(number)}:{os.minor(number)}"
-        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+        with open(table, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             lines = _parsed(file.read())
     except (OSError, IndexError, ValueError):
         return None

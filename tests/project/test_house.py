@@ -223,7 +223,7 @@ def test_only_one_helper_of_the_tests_forks() -> None:
 # -- regular expressions -----------------------------------------------------------------------------------------
 
 #: What is compiled as it comes: pieces that hold nothing but escaped text.
-COMPUTED = {"'|'.join(map(translate, others))", "like_pattern"}
+COMPUTED = {"'|'.join(map(translate, others))", "''.join(piece)"}
 #: Takes one character at a time, or lets nobody come back to what it took.
 WITHOUT_A_CHOICE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY", "ATOMIC_GROUP"}
 

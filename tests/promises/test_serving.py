@@ -26,6 +26,7 @@ from dropq import Queue, Root, Stop
 from dropq.cli import main as cli
 from dropq.lifecycle.context import RootContext
 from dropq.routing import Router, Routers, serve
+from dropq.routing.mover import Mover
 from dropq.routing.router import Folders
 from dropq.storage import watch
 from dropq.upkeep import self_destruct, sweep
@@ -94,6 +95,12 @@ def test_one_pass_over_a_root_moves_what_waits_and_returns_how_many_each_selecto
         root.queue("first").send(body)
     assert dropq.route(root, once=True) == {"first": {"on": 1}, "second": {"further": 1}}
     assert bodies(root.queue("third")) == ["1"]
+    assert dropq.route(root, once=True) == {}
+
+
+def test_a_selector_whose_messages_others_take_first_took_none(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.queue("first").send(b"1")
+    monkeypatch.setattr(Mover, "_try", lambda *_: False)
     assert dropq.route(root, once=True) == {}
 
 

@@ -1219,6 +1219,14 @@ def test_a_publish_with_a_timeout_waits_for_the_end_of_a_pause(root: Root) -> No
     assert sorted(received(copies)) == [b"1", b"2"]
 
 
+def test_a_publish_by_a_signal_handler_leaves_the_one_that_it_interrupts_its_timeout(root: Root) -> None:
+    topic = root.create_topic("a")
+    with topic._patient(30):
+        assert topic.publish(b"1").distributed
+        assert topic._publishing.patience.seconds == 30
+    assert topic._publishing.patience.seconds is None
+
+
 def test_a_paused_subscription_goes_on_getting_messages(root: Root) -> None:
     topic = root.create_topic("a")
     copies = topic.create_subscription("s", client_id="c")

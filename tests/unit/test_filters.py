@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dropq.errors import InvalidFilter
 from dropq.filters import Body, Value, compile_filter, compile_selector, for_name
 from dropq.filters.grammar import NESTING
-from dropq.filters.like import compile_like
+from dropq.filters.like import Pattern
 from dropq.format.names import KEYWORDS, Name, check_property_name, parse
 from dropq.format.typed import Typed
 
@@ -777,7 +777,7 @@ class TestAgreement:
         tokens = like_tokens(pattern, escape)
         if tokens is None:
             with pytest.raises(ValueError):
-                compile_like(pattern, escape)
+                Pattern.compile(pattern, escape)
             return
         text = f"x LIKE '{pattern}'" + (f" ESCAPE '{escape}'" if escape else "")
         assert truth(text, x=value) is sql(text, x=value) is naive_like(tokens, value)

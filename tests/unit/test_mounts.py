@@ -52,8 +52,8 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
 
 def test_no_name_of_a_mount_takes_its_line_apart(tmp_path: Path) -> None:
     """Linux escapes blanks, tabs and ends of lines in names; other characters are white space only to Python."""
-    (odd := tmp_path / "a\u2028b\x0bc").mkdir()
-    (table := tmp_path / "mountinfo").write_text(f"{TOP}21 20 0:9 / {odd} rw - tmpfs  rw,size=1k\n")
+    (odd := tmp_path / "a\u2028b\x0bc\rd").mkdir()
+    (table := tmp_path / "mountinfo").write_text(f"{TOP}21 20 0:9 / {odd} rw - tmpfs  rw,size=1k\n", newline="\n")
     assert mount_of(str(odd), str(table)) == Mount("tmpfs", str(odd), "", ("rw", "size=1k"))
 
 
