@@ -551,6 +551,8 @@ _ALL_PLAIN = re.compile(rf"(?>{_GENERATED_HEAD}\0)*+", re.ASCII).fullmatch
 PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 #: Matches a name with a priority in the usual form and a generated id, whatever follows.
 tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
+#: Matches a name, or a text with several, that may have a marker or a counter that only dropq writes.
+may_be_marked = re.compile(RESERVED).search
 #: Whether a name may say that copies were made, or that its root owns the message.
 may_be_copied = re.compile("JMS_dropq_copied").search
 may_be_owned = re.compile("JMS_dropq_ownedB=true").search
@@ -625,11 +627,6 @@ def sent_together(filenames: Sequence[str]) -> list[int] | None:
     text = "\0".join(["", *filenames])
     times = [] if "~" in text or "JMS_dropq_since" in text else _ALL_SENT(text)
     return list(map(int, times)) if len(times) == len(filenames) else None
-
-
-def may_be_marked(filename: str) -> bool:
-    """Return whether a name, or one of several in a text, may have a marker or a counter that only dropq writes."""
-    return RESERVED in filename
 
 
 def due_at_a_glance(filename: str) -> int | None:

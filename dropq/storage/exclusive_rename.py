@@ -57,12 +57,17 @@ class ExclusiveRename:
         try:
             system_calls.rename_noreplace(source, destination, *folder)
         except OSError as error:
-            if error.errno in NO_FLAGS:
-                self.in_kernel = False
-                return False
-            if isinstance(error, FileExistsError | FileNotFoundError):
-                raise
-            raise_unless_done(error, source, destination, *folder)
+            return self.is_done(error, source, destination, *folder)
+        return True
+
+    def is_done(self, error: OSError, source: str, destination: str, *folder: int) -> bool:
+        """Return whether a `renameat2` that raised an error did its work, else raise it; False without such a call."""
+        if error.errno in NO_FLAGS:
+            self.in_kernel = False
+            return False
+        if isinstance(error, FileExistsError | FileNotFoundError):
+            raise error
+        raise_unless_done(error, source, destination, *folder)
         return True
 
     def rename(self, source: str, destination: str) -> None:

@@ -457,12 +457,16 @@ class Storage:
 
         Where there is no `renameat2`, the name is reserved first, unless the destination `is_unique` by construction.
         """
-        if self._exclusive.by_kernel(source, destination):
-            return
+        exclusive = self._exclusive
+        if exclusive.in_kernel:
+            try:
+                return system_calls.rename_noreplace(source, destination)
+            except OSError as error:
+                if exclusive.is_done(error, source, destination):
+                    return None
         if is_unique is not None and is_unique(destination):
-            self.rename(source, destination)
-        else:
-            self._exclusive.rename(source, destination)
+            return self.rename(source, destination)
+        return exclusive.rename(source, destination)
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: rename it to a private name in a folder, which is made if needed; then unlink it.
