@@ -95,11 +95,12 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
     Args:
         ready: called once connections are taken.
     """
-    ended = threading.Event()
+    # They are blocked before a thread begins, and waited for: a handler that sets an event would wait for ever if it
+    # interrupted the wait for that event where that holds its lock.
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     # A client that goes away ends no server; other commands end by this signal when nobody reads their output.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
     server = create_server(
         application,
         sockets=[listener],
@@ -114,7 +115,7 @@ def serve(application: Application, listener: socket.socket, ready: Callable[[],
     application.look()
     threading.Thread(target=server.run, daemon=True).start()
     ready()
-    ended.wait()
+    signal.sigwait(ending)
     application.end(GRACE)
     time.sleep(LAST)
     if listener.family == socket.AF_UNIX:
