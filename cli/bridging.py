@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -85,10 +84,8 @@ def _serve(
         if len(known) > 1:
             return _serve_apart(shell, names, known, stop, once=once)
         served = Bridge(shell.root.context, known[0], names)
-        over = threading.Event()
         try:
-            with stop.waking(over.set):
-                served.once(over.wait) if once else served.run(over.wait)
+            served.once(stop.wait) if once else served.run(stop.wait)
         finally:
             records = (
                 {"queue": name, "peer": known[0].name, "taken": count}
@@ -129,18 +126,16 @@ def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop
         return subprocess.Popen([*command, "--peer", f"{peer.name}={peer.root}"], stdin=subprocess.DEVNULL)
 
     running = {peer: begin(peer) for peer in peers}
-    over = threading.Event()
     codes: dict[Peer, int] = {}
-    with stop.waking(over.set):
-        while running and not over.wait(CHECK):
-            for peer, process in list(running.items()):
-                if (code := process.poll()) is not None:
-                    codes[peer] = code
-                    del running[peer]
-                    if not once:
-                        output.note(f"the bridge to {quote(peer.name)} ended with {code}; it begins again")
-                        if not over.wait(BEGIN_AGAIN):
-                            running[peer] = begin(peer)
+    while running and not stop.wait(CHECK):
+        for peer, process in list(running.items()):
+            if (code := process.poll()) is not None:
+                codes[peer] = code
+                del running[peer]
+                if not once:
+                    output.note(f"the bridge to {quote(peer.name)} ended with {code}; it begins again")
+                    if not stop.wait(BEGIN_AGAIN):
+                        running[peer] = begin(peer)
     for process in running.values():
         process.terminate()
     for peer, process in running.items():

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +163,12 @@ class Stop:
         self.times = 0
         self._event = event
         self._wakes: list[Callable[[], None]] = []
+        self._came = SimpleQueue[None]()  # a handler may put into it amid a wait, and not set an event
 
     def ask(self) -> None:
         """Ask; any thread and any signal handler may call this."""
         self.times += 1  # no lock and no logging: a signal handler may have interrupted the thread that holds the lock
+        self._came.put(None)
         for wake in tuple(self._wakes):
             wake()
 
@@ -174,6 +176,14 @@ class Stop:
     def asked(self) -> bool:
         """Whether the worker was asked to stop."""
         return self.times > 0 or (self._event is not None and self._event.is_set())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it asks, for so many seconds at the most; return whether it has asked."""
+        try:
+            self._came.put(self._came.get(timeout=max(seconds, 0)))
+        except Empty:
+            return False
+        return True
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:

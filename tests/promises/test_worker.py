@@ -656,3 +656,13 @@ def test_signals_ask_for_as_long_as_the_block_lasts() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         until(lambda: stop.times == 2, "SIGINT is heard")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_whoever_waits_for_a_stop_sees_it_whenever_it_was_asked() -> None:
+    stop = Stop()
+    assert not stop.wait(0) and not stop.wait(-1)
+    asking = threading.Timer(0.05, stop.ask)
+    asking.start()
+    assert stop.wait(600)
+    asking.join()
+    assert stop.wait(600) and stop.times == 1
