@@ -71,9 +71,12 @@ LONGEST = (
     "test_promela.py",
     "test_examples.py",
     "test_cluster.py",
-    "test_carrier.py",
-    "test_topics_crash.py",
+    "test_web.py",
     "test_journal.py",
+    "test_roots.py",
+    "test_topics_crash.py",
+    "test_outputs_crash.py",
+    "test_carrier.py",
     "test_selectors_crash.py",
     "test_records_crash.py",
     "test_graph.py",
@@ -81,6 +84,10 @@ LONGEST = (
     "test_storm.py",
     "test_docs.py",
     "test_crash.py",
+    "test_mutants.py",
+    "test_model.py",
+    "test_policies.py",
+    "test_units.py",
 )
 
 
