@@ -17,7 +17,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-import shellingham  # type: ignore[import-untyped]
 from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
@@ -311,6 +310,8 @@ def _split(line: str) -> list[tuple[int, str, str]]:
 
 def script() -> tuple[str, str]:
     """Return the name of the shell that runs this command, and its script."""
+    import shellingham  # type: ignore[import-untyped]  # a completion needs it never
+
     try:
         name = shellingham.detect_shell()[0]
     except shellingham.ShellDetectionFailure:

@@ -187,7 +187,8 @@ class Viewer:
     Attributes:
         named: whether queues were named.
         problem: why the root could not be listed; None if it could, or queues were named.
-        pause: seconds between two looks at a queue, at least; and how many times as long as a look took it `rests`.
+        pause: seconds between two looks at a queue, at least.
+        rests: how many times as long as a look took, at least, until the next look at its queue.
     """
 
     def __init__(self, root: RootContext, names: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ the write. Only files under foreign names have to settle: dropq never shows a fi
 from __future__ import annotations
 
 import os
+import sys
 from typing import NamedTuple
 
 from dropq.format import names
@@ -18,9 +19,10 @@ from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: How many files are remembered, in 1 KiB each at most, as a name has 255 bytes at most. Beyond that the oldest is
-#: forgotten, and waits longer.
-REMEMBERED = 8_000
+#: Bytes for remembering how files looked. Beyond that the oldest is forgotten: its file waits longer.
+REMEMBERED = 4 << 20
+#: How many bytes it takes to remember a file, besides its name: its two times, its inode, and their place in a table.
+_ENTRY = 300
 #: Milliseconds within which an event is read, of a file that was moved in.
 RECENT = 50
 
@@ -63,6 +65,10 @@ class Seen(NamedTuple):
 _WHOLE = Seen(0, None)
 
 
+def _size(file: str) -> int:
+    return sys.getsizeof(file) + _ENTRY
+
+
 class Settling:
     """Decides when the files of one queue's target/ have settled.
 
@@ -78,6 +84,7 @@ class Settling:
         #: By name, the inode and ctime of files, and since when they have stood unchanged, in ms since 1970: of files
         #: whose ctime is in the future, and of those that were moved in, since 0.
         self._unchanged: dict[str, tuple[int, int, int]] = {}
+        self._size = 0
 
     @property
     def patience(self) -> float:
@@ -115,10 +122,15 @@ class Settling:
             self._note(file, found, since=0)
 
     def _note(self, file: str, found: os.stat_result, since: int) -> None:
-        self._unchanged.pop(file, None)
+        self._forget(file)
         self._unchanged[file] = found.st_ino, found.st_ctime_ns, since
-        if len(self._unchanged) > REMEMBERED:
-            self._unchanged.pop(next(iter(self._unchanged)), None)  # RACE: with another thread
+        self._size += _size(file)
+        while self._size > REMEMBERED:
+            self._forget(next(iter(self._unchanged)))
+
+    def _forget(self, file: str) -> None:
+        if self._unchanged.pop(file, None) is not None:
+            self._size -= _size(file)
 
     def seen(self, file: MessageFile, folder: str) -> Seen:
         """Look at a message that waits in a folder of the queue, before it is taken from there."""

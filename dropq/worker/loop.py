@@ -178,7 +178,7 @@ class Stop:
         return self.times > 0 or (self._event is not None and self._event.is_set())
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it asks, for so many seconds at the most; return whether it has asked."""
+        """Wait for `ask`, not for the event, for so many seconds at the most; return whether it was called."""
         try:
             self._came.put(self._came.get(timeout=max(seconds, 0)))
         except Empty:

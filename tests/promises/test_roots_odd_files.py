@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import stat
@@ -317,6 +318,7 @@ CONTENTS = [
     b"", b"null", b"[]", b"{}", b"5", b'"x"', b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b" " * (2 << 20), b"1" * 5000,
 ]  # fmt: skip
 Damage = Callable[[Path, Path], object]
+FIRST_THIRD = random.randrange(3)
 
 
 def _by_a_link(path: Path, outside: Path) -> None:
@@ -350,9 +352,10 @@ def _write(content: bytes, path: Path, outside: Path) -> None:
 def _changed(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what a file says with one of its values changed, or gone; also with one of those in a value.
 
-    Each key gets a third of the values, the next key the next third: all of them took two minutes.
+    Each key gets a third of the values, the next key the next third, from one that chance chooses: all of them take
+    two minutes.
     """
-    for turn, (key, kept) in enumerate(said.items()):
+    for turn, (key, kept) in enumerate(said.items(), FIRST_THIRD):
         others = {other: value for other, value in said.items() if other != key}
         yield f"no {key}", others
         for value in VALUES[turn % 3 :: 3]:

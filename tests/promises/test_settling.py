@@ -110,7 +110,7 @@ def test_what_has_settled_stays_so_when_the_clock_comes_to_its_time(queue: Queue
 def test_a_memory_that_is_full_forgets_the_oldest_file_alone(
     queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "REMEMBERED", 3)
+    monkeypatch.setattr(settling, "REMEMBERED", 3 * settling._size("a.csv"))
     clock.advance(-3600)
     context = queue.context
     for name in ("a.csv", "b.csv", "c.csv"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import in_child
 from helpers import drop, make_queue, names_in, reopened, take, until, where
 from workers import Working, counted, reason_in
 
@@ -666,3 +667,16 @@ def test_whoever_waits_for_a_stop_sees_it_whenever_it_was_asked() -> None:
     assert stop.wait(600)
     asking.join()
     assert stop.wait(600) and stop.times == 1
+
+
+def test_a_signal_at_any_moment_of_a_wait_for_a_stop_ends_it() -> None:
+    """A handler that sets an event instead waits for the lock of that wait, in one of some hundred rounds."""
+
+    def interrupted() -> None:
+        for number in range(5_000):
+            stop = Stop()
+            signal.signal(signal.SIGALRM, lambda *_, stop=stop: stop.ask())
+            signal.setitimer(signal.ITIMER_REAL, (20 + number % 60) / 1_000_000)
+            until(lambda stop=stop: stop.wait(0.1), "the stop")  # type: ignore[misc]
+
+    in_child(interrupted, longest=120)
