@@ -233,7 +233,7 @@ class Storm:
         """Ask servers to end, which can be asked once they have said where they are bound, and wait until they have."""
         actors = [self._actors[name] for name in names]
         for actor in actors:
-            until(partial(_is_bound, actor.out), f"{actor.name} to be bound")
+            until(partial(is_bound, actor.out), f"{actor.name} to be bound")
             os.kill(actor.pid, signal.SIGTERM)
         for actor in actors:
             until(partial(self._sees_end, actor), f"{actor.name} to end")
@@ -401,7 +401,8 @@ class Line(NamedTuple):
     rest: list[str]
 
 
-def _is_bound(out: Path) -> bool:
+def is_bound(out: Path) -> bool:
+    """Return whether a server has said where it is bound."""
     return out.exists() and "\tipc://" in out.read_text()
 
 

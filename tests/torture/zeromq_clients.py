@@ -27,7 +27,7 @@ from dropq import Root
 from dropq.format.layout import UNSETTLED
 from torture.account import Found
 from torture.table import NotRun, Options, Row
-from torture.zeromq import CLIENTS, LONG, SERVERS, SHORT, Line, Storm
+from torture.zeromq import CLIENTS, LONG, SERVERS, SHORT, Line, Storm, is_bound
 
 #: Those who take part beside the clients of the storm.
 STRANGERS = ("strange-crowd", "strange-pings", "strange-words", "strange-halves", "strange-questions")
@@ -89,7 +89,8 @@ class StrangeStorm(Storm):
     def _count_out(self) -> None:
         super()._count_out()
         for name in SERVERS:
-            if (actor := self._actors.get(name)) is not None:
+            actor = self._actors.get(name)
+            if actor is not None and is_bound(actor.out):  # until it is executed, it has the memory of who forked it
                 with suppress(OSError, IndexError):  # it has just been killed
                     text = Path(f"/proc/{actor.pid}/status").read_text().split("VmRSS:")[1]
                     self.memory = max(self.memory, int(text.split()[0]) >> 10)
