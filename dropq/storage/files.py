@@ -721,11 +721,15 @@ class Storage:
         """
         if not self.syncs_folders:
             return
+        known = self._natures.get
         for folder in folders:
             # A folder that is new for each message is where the folder above it is.
-            if not (self._natures.get(os.path.dirname(folder)) or self._nature(folder))[0]:
-                with closing(os.open(folder, FOLDER)) as fd:
+            if not (known(folder) or known(os.path.dirname(folder)) or self._nature(folder))[0]:
+                fd = os.open(folder, FOLDER)
+                try:
                     os.fsync(fd)
+                finally:
+                    os.close(fd)
 
     def sync_whole(self, folder: str) -> None:
         """Make durable what anybody did on the file system of a folder; it waits for the writes of all processes."""
