@@ -291,6 +291,7 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
     from dropq.filters.grammar import HEADERS
+    from dropq.hints import nearest
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
@@ -299,6 +300,8 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
             continue
         header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"
+        if not header and (near := nearest(name, used)):
+            meant = f"is it {near[0]}? {meant[0].upper()}{meant[1:]}"
         output.note(f"no message in {state}/ of {queue.name} has the property {name}: {meant}")
 
 

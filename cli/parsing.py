@@ -88,6 +88,8 @@ class Group(Readable, TyperGroup):
             return super().resolve_command(ctx, args)
         near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))
         instead = f"Did you mean {near}?" if near else ""
+        if args[0] in ("help", "version"):
+            instead = f"Did you mean '--{args[0]}'?"
         if [ctx.info_name, args[0]] == ["config", "set"]:
             instead = "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."
         ctx.fail(f"No such command {args[0]!r}. {instead}".rstrip())

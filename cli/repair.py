@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
@@ -14,6 +14,7 @@ from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.decision import count_of
 
 from . import output
+from .look import explain_filter
 from .options import (
     All,
     DryRun,
@@ -75,10 +76,25 @@ class Bulk:
     def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
         """Ask, also about named messages if it `always_asks`, and act on `total` messages; return the exit code."""
         which = self.which
-        if not which.dry_run and (which.wanted is None or always_asks):
-            self.shell.confirm(question, yes=self.yes)
-        outcomes = act(self.queue.context, which)
+        outcomes: Iterable[Outcome] = act(self.queue.context, which)  # acts as it is gone through
+        if not (which.dry_run or self.yes) and (which.wanted is None or always_asks):
+            if total == 0:  # nothing to ask about: what comes meanwhile stays
+                outcomes = ()
+            else:
+                self.shell.confirm(question, yes=False)
+        if which.filter is not None:
+            outcomes = self._explained(outcomes, which.filter)
         return self.shell.report(outcomes, _in_sum(verb, dry_run=which.dry_run), total, state=which.where)
+
+    def _explained(self, outcomes: Iterable[Outcome], filter: str) -> Iterator[Outcome]:
+        """Yield what became of each message; of a filter that chose none, say which of its names no message has."""
+        is_empty = True
+        for outcome in outcomes:
+            is_empty = False
+            yield outcome
+        if is_empty:
+            for state in self.which.states:
+                explain_filter(self.queue, state, filter)
 
 
 def _in_sum(verb: str, *, dry_run: bool) -> str:

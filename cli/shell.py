@@ -439,12 +439,17 @@ def nearest_root() -> str:
 
 
 def root_above(folder: str) -> str:
-    """Return the nearest root, from a folder up; "" if there is none."""
-    while not os.path.exists(RootLayout(folder).config_file):
-        folder, last = os.path.dirname(folder), folder
-        if folder == last:
-            return ""
-    return folder
+    """Return the nearest root, or what this user may not look into, from a folder up; "" if there is none."""
+    while True:
+        try:
+            os.stat(RootLayout(folder).config_file)
+            return folder
+        except PermissionError:
+            return folder  # what opens it says so
+        except OSError:
+            folder, last = os.path.dirname(folder), folder
+            if folder == last:
+                return ""
 
 
 def _root_in(folder: str) -> str:

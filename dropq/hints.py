@@ -25,7 +25,7 @@ _CALLED = {
     "add": "create new make",
     "config_show": "settings get_config",
     "health": "check ping healthcheck monitor",
-    "browse": "peek dlq dead_letter dead_letters failed errors pending messages",
+    "browse": "peek dlq dead_letter dead_letters failed error errors pending messages explain why",
     "receive": "pop get dequeue take fetch pull poll reserve claim lease recv",
     "show": "get inspect describe view details",
     "cat": "read body payload",

@@ -233,7 +233,8 @@ def content_of(path: str) -> bytes | None:
         return None
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
-        raise ConfigError(f"{path}: it cannot be read ({reason})") from error
+        instead = ": run this as a user who may" if isinstance(error, PermissionError) else ""
+        raise ConfigError(f"{path}: it cannot be read ({reason}){instead}") from error
 
 
 def _read(path: str) -> dict[str, object] | None:

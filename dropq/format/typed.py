@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dropq.format.escapes import is_int32
 
-#: The types of properties: boolean, byte, short, int, long, float, double, string.
-TYPES = "BYHILFDS"
+#: The types of properties, and what they hold.
+TYPES = {"B": "boolean", "Y": "byte", "H": "short", "I": "int", "L": "long", "F": "float", "D": "double", "S": "string"}
 
 _INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,8 +45,11 @@ class Typed:
         return (self.type, self.value) == (other.type, other.value)
 
     @classmethod
-    def of(cls, value: object) -> Typed:
-        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""
+    def of(cls, value: object, name: str = "") -> Typed:
+        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is.
+
+        A ValueError about any other value says the `name` of the property.
+        """
         if isinstance(value, Typed):
             return value
         if isinstance(value, bool):
@@ -57,7 +60,8 @@ class Typed:
             return cls("D", value)
         if isinstance(value, str):
             return cls("S", value)
-        raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")
+        which = f"property {name!r}" if name else "a property"
+        raise ValueError(f"{which} is a bool, int, float or str, not {type(value).__name__}")
 
     @classmethod
     def read(cls, kind: str, text: str) -> Typed:
@@ -99,7 +103,7 @@ def _holds(kind: str, value: object) -> bool:
 def _misfit(kind: str, value: object) -> ValueError:
     if kind not in TYPES or len(kind) != 1:
         return ValueError(f"property type {kind!r} is not one of {' '.join(TYPES)}")
-    return ValueError(f"{value!r} is not a value of property type {kind}")
+    return ValueError(f"{value!r} is not a value of property type {kind} ({TYPES[kind]})")
 
 
 def _float(typed: Typed, value: float) -> float:
@@ -119,7 +123,10 @@ def read_property(text: str) -> tuple[str, Typed]:
     if not equals or not name:
         allowed = "NAME=VALUE or NAME:TYPE=VALUE is allowed"
         raise ValueError(f"{text}: {allowed}, with a TYPE of {' '.join(TYPES)}")
-    return name, Typed.read(kind or "S", value)
+    try:
+        return name, Typed.read(kind or "S", value)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from error
 
 
 def check_text(what: str, value: str) -> None:

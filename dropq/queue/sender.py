@@ -179,6 +179,11 @@ class Sender:
             return self._send(body, headers)
         except (QueueFull, NoSuchQueue) as refused:
             return self._instead(refused)._send(body, headers)
+        except TypeError as error:
+            if isinstance(body, str | bytes | bytearray | memoryview):
+                raise
+            kind = body.__class__.__name__
+            raise TypeError(f"a body is bytes or str, not {kind}: `send_json` sends JSON; nothing was sent") from error
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
         outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
@@ -475,7 +480,9 @@ class Sender:
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:
-            known["properties"] = properties = {name: Typed.of(value) for name, value in headers.properties.items()}
+            known["properties"] = properties = {
+                name: Typed.of(value, name) for name, value in headers.properties.items()
+            }
             for name, typed in properties.items():
                 names.check_property(name, typed)
         not_before = 0
@@ -537,8 +544,8 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
         message_class = "T" if isinstance(body, str) else "B"
     elif message_class not in names.CLASSES or len(message_class) != 1:
         raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
-    if not -(2**31) <= headers.priority < 2**31:
-        raise ValueError(f"priority {headers.priority}: an integer from -2147483648 to 2147483647")
+    if not isinstance(headers.priority, int) or not -(2**31) <= headers.priority < 2**31:
+        raise ValueError(f"priority {headers.priority!r}: an integer from -2147483648 to 2147483647")
     return message_class
 
 

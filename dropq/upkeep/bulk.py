@@ -72,6 +72,7 @@ class Selection:
         exact: the ids are file names, so that one listing finds them.
 
     Raises:
+        ValueError: `ids` is a text, which is no list of ids.
         InvalidFilter: the filter cannot be read, or is blank.
         Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
@@ -86,6 +87,8 @@ class Selection:
     stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
+        if isinstance(self.ids, str | bytes):
+            raise ValueError(f"ids are several texts: for one id, give [{self.ids!r}]; nothing was changed")
         if self.filter is not None:
             check_chooses(self.filter)
             compile_filter(self.filter)

@@ -103,6 +103,8 @@ def work(
         raise ValueError(IS_ASYNC)
     if not isinstance(records, bool):
         raise ValueError(f"records {records!r}: True calls the handler with each record, False with each message")
+    if isinstance(queue, str):
+        raise ValueError(f"work takes a queue, not its name: root.queue({queue!r}) returns it")
     queues = list(queue) if isinstance(queue, Iterable) else [queue]
     if not queues:
         raise ValueError("work takes a queue, or several: there is none")

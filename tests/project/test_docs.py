@@ -330,7 +330,7 @@ def test_the_crontab_reports_a_lost_queue_and_a_failed_message(tmp_path: Path) -
 
 def test_the_operations_paper_finds_the_reason_of_a_failed_file_without_dropq(tmp_path: Path) -> None:
     queue = dropq.Root.create(tmp_path).create_queue("orders", durability="none")
-    for name in ("a report.csv", "report.csv", "report.csv.gz"):
+    for name in ("report.csv", "report.csv.gz", "the report.csv"):
         (tmp_path / "orders/target" / name).write_text("bad")
     dropq.work(queue, lambda message: 1 // 0, until_empty=True)
     (lines,) = (text for _, text in blocks(OPERATIONS, "sh") if "sha256sum" in text)

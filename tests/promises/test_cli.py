@@ -555,6 +555,27 @@ def test_a_filter_that_finds_nothing_is_told_of_properties_and_of_nothing_else(r
     ]
 
 
+@pytest.mark.parametrize("line", ["browse q --state error", "requeue q --yes", "purge q --state error --yes"])
+def test_a_filter_whose_property_is_misspelt_is_told_of_the_one_that_is_there(run: Run, q: Queue, line: str) -> None:
+    """Also by the verbs that repair, which would else only count nothing."""
+    q.send("a", properties={"customer": "bob"})
+    with q.subscribe() as subscription:
+        subscription.receive(timeout=0).reject("no")  # type: ignore[union-attr]
+    ran = run(*line.split(), "--filter", "custmer = 'bob'")
+    assert ran.code == 0 and "no message in error/ of q has the property custmer: is it customer?" in ran.err
+    assert q.counts()["error"] == 1
+
+
+def test_where_there_is_nothing_to_requeue_nobody_is_asked(run: Run, q: Queue) -> None:
+    """There is no terminal here, where any question would end with 2."""
+    ran = run("requeue", "q", "--all")
+    assert (ran.code, ran.err) == (0, "requeued=0 failed=0\n")
+    with q.subscribe() as subscription:
+        q.send("a")
+        subscription.receive(timeout=0).reject("no")  # type: ignore[union-attr]
+    assert run("requeue", "q", "--all").code == 2
+
+
 @pytest.mark.parametrize(("filter", "bodies"), [("n > 3", ["number"]), ("n = '7'", ["text"]), ("n = 7", ["number"])])
 def test_a_property_is_a_string_unless_its_type_is_given(run: Run, q: Queue, filter: str, bodies: list[str]) -> None:
     run("send", "q", "-", "-p", "n=7", input="text")

@@ -229,6 +229,24 @@ def test_a_handler_that_is_cancelled_says_so_and_its_message_goes_back_uncounted
 # -- what administrators do --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("verb", ["requeue", "purge", "expire", "replay"])
+def test_one_id_that_is_no_list_is_not_taken_letter_by_letter(queue: Queue, verb: str) -> None:
+    with pytest.raises(ValueError, match=r"give \['an-id'\]; nothing was changed"):
+        list(getattr(queue, verb)(ids="an-id"))
+
+
+def test_what_cannot_be_sent_is_named(queue: Queue) -> None:
+    with pytest.raises(TypeError, match="a body is bytes or str, not dict: `send_json` sends JSON"):
+        queue.send({"a": 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="property 'a' is a bool, int, float or str, not list"):
+        queue.send("x", properties={"a": [1]})
+    with pytest.raises(ValueError, match="priority 'high': an integer"):
+        queue.send("x", priority="high")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"root.queue\('q'\) returns it"):
+        dropq.work("q", print)  # type: ignore[arg-type]
+    assert where(queue) == {}
+
+
 def test_messages_are_moved_to_another_queue_as_they_are(queue: Queue) -> None:
     other = queue.root.create_queue("other", durability="none")
     first, second = queue.send_many([b"a", b"b"])
