@@ -180,10 +180,8 @@ class Sender:
         except (QueueFull, NoSuchQueue) as refused:
             return self._instead(refused)._send(body, headers)
         except TypeError as error:
-            if isinstance(body, str | bytes | bytearray | memoryview):
-                raise
-            kind = body.__class__.__name__
-            raise TypeError(f"a body is bytes or str, not {kind}: `send_json` sends JSON; nothing was sent") from error
+            _check_body(body, error)
+            raise
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
         outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
@@ -535,6 +533,13 @@ class Sender:
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self._destination.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _check_body(body: object, error: TypeError) -> None:
+    """Raise a TypeError that says which, if what could not be sent is no body."""
+    if not isinstance(body, str | bytes | bytearray | memoryview):
+        kind = body.__class__.__name__
+        raise TypeError(f"a body is bytes or str, not {kind}: `send_json` sends JSON; nothing was sent") from error
 
 
 def _class_of(body: bytes | str, headers: Headers) -> str:
