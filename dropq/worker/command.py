@@ -611,7 +611,7 @@ def _make(storage: Storage, folder: str) -> None:
 def environment(
     message: Message, path: str, run: str, *, record: object = None, failed: object = None
 ) -> dict[bytes, bytes]:
-    """Return the environment of a command: the one of this process, and what docs/cli.md lists."""
+    """Return the environment of a command: that of this process, what docs/cli.md lists, and the `run` for a guard."""
     variables = {
         "DROPQ_ID": message.id,
         "DROPQ_QUEUE": message.context.name,
