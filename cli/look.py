@@ -289,9 +289,10 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
 
 def explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
+    from difflib import get_close_matches
+
     from dropq.filters import compile_filter
     from dropq.filters.grammar import HEADERS
-    from dropq.hints import nearest
 
     headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
@@ -300,7 +301,7 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
             continue
         header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"
-        if not header and (near := nearest(name, used)):
+        if not header and (near := get_close_matches(name, used, n=1)):
             meant = f"is it {near[0]}? {meant[0].upper()}{meant[1:]}"
         output.note(f"no message in {state}/ of {queue.name} has the property {name}: {meant}")
 

@@ -88,7 +88,7 @@ class Group(Readable, TyperGroup):
             return super().resolve_command(ctx, args)
         near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))
         instead = f"Did you mean {near}?" if near else ""
-        if args[0] in ("help", "version"):
+        if any(f"--{args[0]}" in parameter.opts for parameter in self.get_params(ctx)):
             instead = f"Did you mean '--{args[0]}'?"
         if [ctx.info_name, args[0]] == ["config", "set"]:
             instead = "Write the setting into queue.toml in the queue's folder, and try it by `dropq config check`."

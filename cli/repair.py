@@ -76,7 +76,7 @@ class Bulk:
     def run(self, verb: str, act: Act, total: int | None, *, question: str, always_asks: bool = False) -> int:
         """Ask, also about named messages if it `always_asks`, and act on `total` messages; return the exit code."""
         which = self.which
-        outcomes: Iterable[Outcome] = act(self.queue.context, which)  # acts as it is gone through
+        outcomes: Iterable[Outcome] = act(self.queue.context, which)  # does nothing until it is gone through
         if not (which.dry_run or self.yes) and (which.wanted is None or always_asks):
             if total == 0:  # nothing to ask about: what comes meanwhile stays
                 outcomes = ()

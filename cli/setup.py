@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from errno import EACCES
-from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from dropq.config.load import check_file, explain_queue, toml_text
-from dropq.errors import DropqError, InvalidName, NoSuchQueue, StorageError
+from dropq.errors import DropqError, InvalidName, NoSuchQueue
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ROUTES_FILE
 from dropq.hints import nearest
@@ -25,7 +23,7 @@ from . import output
 from .options import DryRun, QueueName, QueueNames, Settings, Yes, argument, option
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, in_states, report_open, root_above
+from .shell import GlobalOptions, Shell, UsageError, in_states, look_into, report_open, root_above
 
 if TYPE_CHECKING:
     from dropq import Queue, Root
@@ -96,7 +94,7 @@ def doctor(ctx: typer.Context, queues: QueueNames = None) -> int:
         except InvalidName:
             raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder") from None
     if (folder := cast(GlobalOptions, ctx.obj).root) is not None:
-        _look_into(folder)
+        look_into(folder)
     shell = Shell(ctx)
     named = [shell.root.queue(unescape(name)).name for name in queues] if queues else None
     diagnoses = sorted(shell.root.doctor(named), key=lambda diagnosis: LEVELS.index(diagnosis.level))
@@ -106,16 +104,6 @@ def doctor(ctx: typer.Context, queues: QueueNames = None) -> int:
     else:
         shell.show(({key: getattr(diagnosis, key) for key in DIAGNOSIS} for diagnosis in diagnoses), DIAGNOSIS)
     return report_open(diagnoses)
-
-
-def _look_into(path: str) -> None:
-    """Check that a folder is there, and may be entered."""
-    path = os.path.abspath(path)
-    for folder in (*map(str, reversed(Path(path).parents)), path):
-        if not os.path.isdir(folder):
-            raise NoSuchQueue(f"no such folder: {path}: name a folder on that mount")
-        if not os.access(folder, os.X_OK):
-            raise StorageError(f"this user may not enter {folder}: run it as a user who may", path=folder, errno=EACCES)
 
 
 def _diagnosis_text(diagnosis: Diagnosis, root: str) -> str:

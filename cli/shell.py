@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from errno import EBADF
+from errno import EACCES, EBADF
 from functools import cached_property
 from io import BufferedReader
 from itertools import chain, islice
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -430,6 +431,7 @@ def nearest_root() -> str:
     """Return the nearest directory, from the working directory up, that is a root."""
     if found := root_above(os.getcwd()):
         return found
+    look_into(os.getcwd())
     near = _root_in(os.getcwd())
     hint = f": did you mean --root {quote(near)}?" if near else ""
     raise NoSuchQueue(
@@ -439,17 +441,22 @@ def nearest_root() -> str:
 
 
 def root_above(folder: str) -> str:
-    """Return the nearest root, or what this user may not look into, from a folder up; "" if there is none."""
-    while True:
-        try:
-            os.stat(RootLayout(folder).config_file)
-            return folder
-        except PermissionError:
-            return folder  # what opens it says so
-        except OSError:
-            folder, last = os.path.dirname(folder), folder
-            if folder == last:
-                return ""
+    """Return the nearest root, from a folder up; "" if there is none."""
+    while not os.path.exists(RootLayout(folder).config_file):
+        folder, last = os.path.dirname(folder), folder
+        if folder == last:
+            return ""
+    return folder
+
+
+def look_into(path: str) -> None:
+    """Check that a folder is there, and may be entered."""
+    path = os.path.abspath(path)
+    for folder in (*map(str, reversed(Path(path).parents)), path):
+        if not os.path.isdir(folder):
+            raise NoSuchQueue(f"no such folder: {path}: name a folder on that mount")
+        if not os.access(folder, os.X_OK):
+            raise StorageError(f"this user may not enter {folder}: run it as a user who may", path=folder, errno=EACCES)
 
 
 def _root_in(folder: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 from collections import Counter
@@ -63,7 +62,6 @@ BY_FILE = {
     "test_examples.py": "papers",
     "test_help.py": "papers",
     "test_man.py": "papers",
-    "spark/test_*.py": "spark",
 }
 
 
@@ -91,12 +89,6 @@ LONGEST = (
     "test_policies.py",
     "test_units.py",
 )
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the tests of Spark where none is to run: what they import would be copied by each fork of others."""
-    is_spark = collection_path == Path(__file__).parent / "spark"
-    return True if is_spark and re.search(r"not \(?spark", config.getoption("markexpr")) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

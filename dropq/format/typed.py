@@ -45,11 +45,8 @@ class Typed:
         return (self.type, self.value) == (other.type, other.value)
 
     @classmethod
-    def of(cls, value: object, name: str = "") -> Typed:
-        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is.
-
-        A ValueError about any other value says the `name` of the property.
-        """
+    def of(cls, value: object) -> Typed:
+        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""
         if isinstance(value, Typed):
             return value
         if isinstance(value, bool):
@@ -60,8 +57,7 @@ class Typed:
             return cls("D", value)
         if isinstance(value, str):
             return cls("S", value)
-        which = f"property {name!r}" if name else "a property"
-        raise ValueError(f"{which} is a bool, int, float or str, not {type(value).__name__}")
+        raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")
 
     @classmethod
     def read(cls, kind: str, text: str) -> Typed:
@@ -101,7 +97,7 @@ def _holds(kind: str, value: object) -> bool:
 
 
 def _misfit(kind: str, value: object) -> ValueError:
-    if kind not in TYPES or len(kind) != 1:
+    if kind not in TYPES:
         return ValueError(f"property type {kind!r} is not one of {' '.join(TYPES)}")
     return ValueError(f"{value!r} is not a value of property type {kind} ({TYPES[kind]})")
 

@@ -29,7 +29,7 @@ from dropq.lifecycle.settlement import Claims
 from dropq.policies.circles import Circles, waypoint_at, words
 from dropq.policies.send_limits import MustWait, Wait
 from dropq.queue.message_view import MessageView
-from dropq.queue.sender import Headers, Sender
+from dropq.queue.sender import Headers, Sender, bytes_of
 from dropq.staging import fan_out
 from dropq.staging.destinations import DestinationFolder, give_word, is_known, make_known
 from dropq.storage import reading
@@ -450,10 +450,10 @@ class Outputs:
         return part
 
     def _written(self, sender: Sender, out: Out) -> None:
-        to, body = sender._destination, out.body
+        to = sender._destination
         file = self._file_name(sender, out)
         destination = self._destinations.folder(to)
-        name, data = part_name(destination.token, file), body.encode() if isinstance(body, str) else body
+        name, data = part_name(destination.token, file), bytes_of(out.body)
         fan_out.write_part(self._context, self._folder, name, file, data, to)
         self._note(name, destination, sender)
 

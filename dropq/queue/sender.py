@@ -179,9 +179,6 @@ class Sender:
             return self._send(body, headers)
         except (QueueFull, NoSuchQueue) as refused:
             return self._instead(refused)._send(body, headers)
-        except TypeError as error:
-            _check_body(body, error)
-            raise
 
     def _send(self, body: bytes | str, headers: Headers) -> Sent:
         outlet = self._opened or self._outlet  # a queue that is refused is refused before all else
@@ -194,7 +191,7 @@ class Sender:
             file, message_id, not_before = self._address_of(body, headers, asks=True)
             if not file:
                 return Sent(message_id, False, "")
-        data = body.encode() if isinstance(body, str) else body
+        data = body if isinstance(body, bytes) else bytes_of(body)
         distributed = outlet.send_new(file, data, not_before=not_before)
         return Sent(message_id, True, outlet.context.name, distributed)
 
@@ -305,7 +302,7 @@ class Sender:
                     file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, context.name), not_before
-                self._outlet.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
+                self._outlet.stage(file, bytes_of(body), synced=each)
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content as a message, with the file's own name in the property `filename`.
@@ -478,11 +475,7 @@ class Sender:
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:
-            known["properties"] = properties = {
-                name: Typed.of(value, name) for name, value in headers.properties.items()
-            }
-            for name, typed in properties.items():
-                names.check_property(name, typed)
+            known["properties"] = dict(map(_property, headers.properties.items()))
         not_before = 0
         if headers.delay is not None:
             known["not_before"] = not_before = self._in(headers.delay)
@@ -535,11 +528,26 @@ class Sender:
         return self._destination.clock.now_ms() + int(seconds * 1000) if seconds else 0
 
 
-def _check_body(body: object, error: TypeError) -> None:
-    """Raise a TypeError that says which, if what could not be sent is no body."""
-    if not isinstance(body, str | bytes | bytearray | memoryview):
-        kind = body.__class__.__name__
-        raise TypeError(f"a body is bytes or str, not {kind}: `send_json` sends JSON; nothing was sent") from error
+def bytes_of(body: bytes | str) -> bytes:
+    """Return the bytes of a body: of text those of UTF-8; TypeError for what is neither."""
+    if isinstance(body, str):
+        return body.encode()
+    try:
+        memoryview(body)
+    except TypeError:
+        raise TypeError(f"a body is bytes or str, not {type(body).__name__}: `send_json` sends JSON") from None
+    return body
+
+
+def _property(given: tuple[str, object]) -> tuple[str, Typed]:
+    """Return the name and the value of a property; ValueError, with the name, for what no file name can hold."""
+    name, value = given
+    try:
+        typed = Typed.of(value)
+    except ValueError as error:
+        raise ValueError(f"property {name!r}: {error}") from error
+    names.check_property(name, typed)
+    return name, typed
 
 
 def _class_of(body: bytes | str, headers: Headers) -> str:

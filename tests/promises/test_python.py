@@ -238,7 +238,9 @@ def test_one_id_that_is_no_list_is_not_taken_letter_by_letter(queue: Queue, verb
 def test_what_cannot_be_sent_is_named(queue: Queue) -> None:
     with pytest.raises(TypeError, match="a body is bytes or str, not dict: `send_json` sends JSON"):
         queue.send({"a": 1})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="property 'a' is a bool, int, float or str, not list"):
+    with pytest.raises(TypeError, match="a body is bytes or str, not int"):
+        queue.send_many([{"body": 5}])
+    with pytest.raises(ValueError, match="property 'a': a property is a bool, int, float or str, not list"):
         queue.send("x", properties={"a": [1]})
     with pytest.raises(ValueError, match="priority 'high': an integer"):
         queue.send("x", priority="high")  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ WRONG: list[tuple[str, int, list[str]]] = [
     ("list", 2, ["'list'", "Did you mean 'ls'?"]),
     ("explain q", 2, ["'explain'", "Did you mean 'browse'?"]),
     ("version", 2, ["'version'", "Did you mean '--version'?"]),
+    ("topic help", 2, ["'help'", "Did you mean '--help'?"]),
     ("publish news", 2, ["'publish'", "Did you mean 'topic publish'?"]),
     ("config get q", 2, ["'get'", "Did you mean 'show'?"]),
     ("send q --ttl 5m", 2, ["--ttl", "--expires-in"]),
@@ -381,6 +382,17 @@ def test_a_root_that_may_not_be_read_is_named(standing: Standing, ask: Callable[
     finally:
         standing.root.path.chmod(0o755)
     assert code in (77, 78) and "Permission denied" in err and str(standing.root.path) in err
+
+
+def test_a_root_that_is_the_working_directory_and_may_not_be_entered_is_not_called_missing(
+    standing: Standing, ask: Callable[[str], Answer]
+) -> None:
+    standing.root.path.chmod(0)
+    try:
+        code, _, err = unprivileged(lambda: ask("ls"))
+    finally:
+        standing.root.path.chmod(0o755)
+    assert code == 77 and f"may not enter {standing.root.path}" in err and "dropq init" not in err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
