@@ -91,6 +91,14 @@ LONGEST = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without tests of crashes where those alone are to run: each fork copies what is imported."""
+    if not config.getoption("markexpr").startswith("crashes") or not collection_path.match("test_*.py"):
+        return None
+    named = any(collection_path.match(pattern) for pattern, kind in BY_FILE.items() if kind == "crashes")
+    return None if named or "mark.crashes" in collection_path.read_text() else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its kinds; order the files for processes that share them."""
     for item in items:

@@ -11,9 +11,8 @@ import json
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,25 +80,28 @@ def in_short(location: Location) -> str:
 def look(root: Path, *elsewhere: Path) -> Found:
     """Return what lies in a root, and in other folders with queues of it; no symbolic link is followed."""
     found = Found()
-    for top, folder, names in chain.from_iterable(map(_folders, (root, *elsewhere))):
-        location = _location(top, folder)
-        if location is None:
-            continue
-        for name in names:
-            path = os.path.join(folder, name)
-            content = _content(path)
-            if location.state == ROUTING and name.endswith(SWITCH):
-                continue
-            if content is None or (name.startswith(".") and location.state not in (WORKING, ASIDE)):
-                continue
-            known = name_of(content)
-            if location.state in (WORKING, ASIDE):
-                found.beside.append(path)
-            elif known is None:
-                found.damaged.append(path)
-            else:
-                found.locations[known].append(location._replace(path=path))
+    for top in map(str, (root, *elsewhere)):
+        for folder, _, names in os.walk(top):
+            if names and (location := _location(folder[len(top) :].strip("/").split("/"))):
+                _look_into(folder, sorted(names), location, found)
     return found
+
+
+def _look_into(folder: str, names: list[str], location: Location, found: Found) -> None:
+    for name in names:
+        path = os.path.join(folder, name)
+        content = _content(path)
+        if location.state == ROUTING and name.endswith(SWITCH):
+            continue
+        if content is None or (name.startswith(".") and location.state not in (WORKING, ASIDE)):
+            continue
+        known = name_of(content)
+        if location.state in (WORKING, ASIDE):
+            found.beside.append(path)
+        elif known is None:
+            found.damaged.append(path)
+        else:
+            found.locations[known].append(location._replace(path=path))
 
 
 def plainly(found: Found) -> dict[str, Any]:
@@ -115,26 +117,22 @@ def found_in(plain: dict[str, Any]) -> Found:
     return found
 
 
-def _folders(root: Path) -> Iterator[tuple[Path, str, list[str]]]:
-    for folder, _, names in os.walk(root):
-        yield root, folder, sorted(names)
-
-
-def _location(root: Path, folder: str) -> Location | None:
-    """Return the queue and the state that a folder is of; None for those that hold no messages."""
-    parts = Path(folder).relative_to(root).parts
+def _location(parts: list[str]) -> Location | None:
+    """Return the queue and the state that a folder of a root is of; None for those that hold no messages."""
     for at, part in enumerate(parts):
-        queue = "/".join(part for part in parts[:at] if part != "incoming")
-        if queue.startswith("."):  # a queue on its way to being deleted
-            queue = queue[1:].partition(".delet")[0]
         if part == WORKING:
-            return Location(queue, WORKING, "")
+            return Location(_queue(parts[:at]), WORKING, "")
         if part == ".dropq":
             below = parts[at + 1 : at + 2]
-            return Location(queue, below[0], "") if below in ((DELAYED,), (ASIDE,)) else None
-        if part in (*STATES, ROUTING) and queue:
+            return Location(_queue(parts[:at]), below[0], "") if below in ([DELAYED], [ASIDE]) else None
+        if part in (*STATES, ROUTING) and (queue := _queue(parts[:at])):
             return Location(queue, part, "")
     return None
+
+
+def _queue(parts: list[str]) -> str:
+    queue = "/".join(part for part in parts if part != "incoming")
+    return queue[1:].partition(".delet")[0] if queue.startswith(".") else queue  # one on its way to being deleted
 
 
 def _content(path: str) -> bytes | None:

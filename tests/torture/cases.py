@@ -15,7 +15,7 @@ import random
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,9 @@ from typing import NamedTuple
 from forks import DIED, forked, pool
 from helpers import Clock
 
-from dropq import DropqError, Root
+from dropq import DropqError, Finding, Root
 from dropq.diagnosis.fsck import fsck_root, queues
-from torture.account import Account, Found, body, judge, look
+from torture.account import Found, body, judge, look
 from torture.calls import Between, Call, come_between
 from torture.table import Options, Row
 from torture.verbs import AFTER, SETTINGS, Setting, Verb, build, verbs
@@ -140,7 +140,9 @@ class Cases:
 
     def look(self) -> dict[str, str]:
         """Return where each body lies."""
-        found = look(self._root)
+        return self._states(look(self._root))
+
+    def _states(self, found: Found) -> dict[str, str]:
         return self._source(found) | found.states()
 
     def _source(self, found: Found) -> dict[str, str]:
@@ -151,13 +153,13 @@ class Cases:
 
     def here(self) -> Before:
         """Return where each body lies now, and where it does once a sweep has been."""
-        return Before(self.look(), self._swept())
+        return Before(self.look(), self._states(self._swept()))
 
-    def _swept(self) -> dict[str, str]:
+    def _swept(self) -> Found:
         """Sweep as it is done by cron, and look again."""
         for root in self._roots():
             root.sweep()
-        return self.look()
+        return look(self._root)
 
     def _roots(self) -> list[Root]:
         paths = [self._root, self._root / "far", self._root / "new root"]
@@ -175,16 +177,14 @@ class Cases:
         """
         self.row.cases += 1
         taken = self._taken(after) if chooses else set[str]()
-        found = self.look()
-        self._allow(where, found, *self.before, *after, between={"processing", *taken})
-        self.row.count(self._doubled(), where)
+        found = self._see(where, look(self._root), *self.before, *after, between={"processing", *taken})
         back = self.before.swept[HELD] if self.before.found.get(HELD) == "processing" else "delayed"
         returned = dict(self.before.swept) | {name: back for name, state in found.items() if state == "processing"}
         try:
-            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept, returned, between=taken)
-            self.row.count(self._doubled(), f"{where}, swept")
-            self._judge_jobs(where)
-            self._repair(where, after.swept)
+            swept = self._swept()
+            found = self._see(f"{where}, swept", swept, self.before.swept, after.swept, returned, between=taken)
+            self._judge_jobs(where, found)
+            self._repair(where, after.swept, swept.locations.keys())
         except (DropqError, OSError) as error:
             self.row.wrong.append(f"{where}: {error!r}")
 
@@ -193,9 +193,12 @@ class Cases:
         pairs = ((self.before.found, after.found), (self.before.swept, after.swept))
         return {now.get(name, GONE) for was, now in pairs for name in was if now.get(name) != was[name]}
 
-    def _doubled(self) -> Account:
-        found = look(self._root)
-        return judge(found, must=(), may=found.locations.keys())
+    def _see(self, where: str, found: Found, *allowing: States, between: Set[str]) -> States:
+        """Count what is elsewhere than allowed, and what is there twice; return where each body lies."""
+        states = self._states(found)
+        self._allow(where, states, *allowing, between=between)
+        self.row.count(judge(found, must=(), may=found.locations.keys()), where)
+        return states
 
     def _allow(self, where: str, found: States, *allowing: States, between: Set[str]) -> None:
         """Count what is elsewhere than allowed; what was there before, and is on its way, may be in between."""
@@ -208,24 +211,21 @@ class Cases:
                 self.row.lost += location == GONE
                 self.row.wrong.append(f"{where}: {name!r} is {location}, and may be {' or '.join(sorted(allowed))}")
 
-    def _judge_jobs(self, where: str) -> None:
+    def _judge_jobs(self, where: str, found: States) -> None:
         """See that of what is one job all is sent, or none."""
-        sent = Counter(name.partition("#")[0] for name in self.look() if "#" in name)
+        sent = Counter(name.partition("#")[0] for name in found if "#" in name)
         self.row.wrong += [f"{where}: of {job} a part is sent" for job, parts in sent.items() if parts != 2]
 
-    def _repair(self, where: str, after: States) -> None:
+    def _repair(self, where: str, after: States, there: Set[str]) -> None:
         """See that days later nothing is left that fsck finds and does not repair, and that no message goes by that.
 
         What a delete that died was to remove may be set aside.
         """
-        there = look(self._root).locations.keys()
         self._clock.ms += DAYS
         for root in self._roots():
             root.sweep(foreign_older_than="1d", unleased_older_than="1d", jobs_older_than="1d")
-            fsck_root(root.context, repair=True)
-            for name in queues(root.context):
-                root.queue(name).fsck(repair=True)
-            self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in open_findings(root)]
+            if findings(root, repair=True):
+                self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in open_findings(root)]
         self.row.count(judge(look(self._root), must=there & after.keys(), may=there), f"{where}, repaired")
 
 
@@ -240,13 +240,17 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
         return list(processes.map(part, apart, SETTINGS))
 
 
-def open_findings(root: Root) -> Iterator[str]:
-    """Yield what fsck finds in a root and its queues, and nobody has repaired."""
-    findings = [
-        *fsck_root(root.context),
-        *(finding for name in queues(root.context) for finding in root.queue(name).fsck()),
-    ]
-    yield from (f"{finding.kind} {finding.path}" for finding in findings if finding.open)
+def findings(root: Root, *, repair: bool = False) -> list[Finding]:
+    """Return what fsck finds in a root and in its queues."""
+    found = fsck_root(root.context, repair=repair)
+    for name in queues(root.context):
+        found += root.queue(name).fsck(repair=repair)
+    return found
+
+
+def open_findings(root: Root) -> list[str]:
+    """Return what fsck finds in a root and its queues, and nobody has repaired."""
+    return [f"{finding.kind} {finding.path}" for finding in findings(root) if finding.open]
 
 
 def _holds(path: str, content: bytes) -> bool:
