@@ -236,8 +236,8 @@ def many(path: Path, queues: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Root
     root.create_queue("sink", durability="none")
     for number in range(queues):
         root.create_queue(f"q{number}", durability="none").add_selector("on", to="sink", credit=100)
-    routers = Routers(root.context, sweep=sweeps_of_routers())
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    routers = Routers(root.context, sweep=sweeps_of_routers())
     for _ in range(2):
         routers.serve(bool, None)
     return root, routers
