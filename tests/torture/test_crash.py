@@ -69,10 +69,7 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
     """What becomes of one verb that is crashed at every call, or refused."""
     cases = Cases(tmp_path, SETTINGS[0], Row("control"))
     verb = Verb(host, method, getattr(host, method))
-    if fault:
-        faults.refuse(cases, verb, random.Random(1))
-    else:
-        crashes.crash(cases, verb)
+    (faults.refuse if fault else crashes.crash)(cases, verb, random.Random(1))
     return cases.row
 
 
