@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FRESH, drop, leave_claimed, take, timed, until, where
+from helpers import FRESH, Clock, drop, leave_claimed, take, timed, until, where
 
 import dropq
 from dropq import Queue, Root, Stop
@@ -232,7 +232,7 @@ class Listed:
 
 def many(path: Path, queues: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, Routers]:
     """A root with so many queues whose selectors lead to `sink`; its routers have looked, and time stands still."""
-    root = timed(Root.create(path), replace(FRESH, long_attempt=3600.0))
+    root = timed(Root.create(path, clock=Clock()), replace(FRESH, long_attempt=3600.0))
     root.create_queue("sink", durability="none")
     for number in range(queues):
         root.create_queue(f"q{number}", durability="none").add_selector("on", to="sink", credit=100)

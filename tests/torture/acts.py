@@ -16,7 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -250,9 +250,7 @@ def of_each(settings: Sequence[T], options: Options, rows: Callable[[Options, T]
 
     All settings may take hours: what was found is not lost if the run is.
     """
-    apart = [replace(options, folder=options.folder / str(number)) for number in range(len(settings))]
-    for each in apart:
-        each.folder.mkdir()
+    apart = options.apart(len(settings))
     found: list[Row] = []
     with pool() as processes:
         for of_one in processes.map(rows, apart, settings):

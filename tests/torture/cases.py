@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -233,11 +233,8 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
     """Return the row of each setting, in processes of their own; in short, of one that is left to chance."""
     if not options.long:
         return [part(options, random.Random(options.seed).choice(SETTINGS))]
-    apart = [replace(options, folder=options.folder / str(number)) for number in range(len(SETTINGS))]
-    for each in apart:
-        each.folder.mkdir()
     with pool() as processes:
-        return list(processes.map(part, apart, SETTINGS))
+        return list(processes.map(part, options.apart(len(SETTINGS)), SETTINGS))
 
 
 def findings(root: Root, *, repair: bool = False) -> list[Finding]:

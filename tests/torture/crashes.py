@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from forks import DIED
@@ -12,7 +12,7 @@ from forks import DIED
 from torture.calls import Call
 from torture.cases import Cases, in_settings
 from torture.table import Options, Row
-from torture.verbs import FEW, SETTINGS, Setting, Verb
+from torture.verbs import FEW, Setting, Verb
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Dying:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Crash every verb, in other settings at a quarter of its moments; in short, some in one, each at one moment."""
+    """Crash every verb, in each setting; in short, some of them in one, each at a moment."""
     return in_settings(_crash_all, options)
 
 
@@ -61,19 +61,19 @@ def _crash_all(options: Options, setting: Setting) -> Row:
     for verb in verbs if options.long else chance.sample(verbs, len(verbs)):
         if not options.long and cases.row.kills >= FEW:
             break
-        crash(cases, verb, chance, 0.0 if not options.long else 1.0 if setting == SETTINGS[0] else 0.25)
+        crash(cases, verb, options.some(chance))
     return cases.row
 
 
-def crash(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) -> None:
-    """Let a verb die at a share of its moments, but at least at one."""
+def crash(cases: Cases, verb: Verb, choose: Callable[[list[Moment]], list[Moment]] = list) -> None:
+    """Let a verb die at every moment, or at some."""
     dying = Dying(None)
     said = cases.perform(verb, dying, calls=dying.calls_made)
     assert said is not None
     calls, after = said.calls, cases.here()
     moments = [Moment(number) for number in range(1, len(calls))]
     moments += [Moment(number, midway=True) for number, name in enumerate(calls) if name == "write"]
-    for moment in chance.sample(moments, min(len(moments), max(1, round(share * len(moments))))):
+    for moment in choose(moments):
         if cases.perform(verb, Dying(moment)) is None:
             cases.row.kills += 1
             cases.judge(f"{verb} {moment} of {len(calls)}", after)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torture.calls import Call
 from torture.cases import GONE, Before, Cases, Said, States, in_settings
 from torture.table import Options, Row
-from torture.verbs import FEW, SETTINGS, Setting, Verb
+from torture.verbs import FEW, Setting, Verb
 
 _ANY = (errno.EIO, errno.EACCES, errno.ESTALE)
 _OPENED = (*_ANY, errno.EMFILE)
@@ -103,29 +103,28 @@ class Failing:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Refuse each call of every verb, and a quarter of them in the other settings; in short, a call of some, in one."""
+    """Refuse half of the calls of every verb, in each setting; in short, a call of some, in one."""
     return in_settings(_refuse_all, options)
 
 
 def _refuse_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
-    cases = Cases(options.folder, setting, Row(f"fault at every call: {setting.name}"))
+    cases = Cases(options.folder, setting, Row(f"faults at calls: {setting.name}"))
     verbs = cases.verbs()
     for verb in verbs if options.long else chance.sample(verbs, len(verbs)):
         if not options.long and cases.row.faults >= FEW:
             break
-        refuse(cases, verb, chance, 0.0 if not options.long else 1.0 if setting == SETTINGS[0] else 0.25)
+        refuse(cases, verb, chance, options.some(chance, 2))
     return cases.row
 
 
-def refuse(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) -> None:
-    """Refuse a share of the calls of a verb, but at least one, each with an error that is left to chance."""
+def refuse(cases: Cases, verb: Verb, chance: random.Random, choose: Callable[[list[int]], list[int]] = list) -> None:
+    """Refuse every call of a verb, or some, each with an error that is left to chance."""
     whole = Failing()
     said = cases.perform(verb, whole, calls=whole.calls_made)
     assert said is not None
     calls, after, raised = said.calls, cases.here(), said.raised
-    numbers = range(1, len(calls) + 1)
-    for number in sorted(chance.sample(numbers, min(len(numbers), max(1, round(share * len(numbers)))))):
+    for number in sorted(choose(list(range(1, len(calls) + 1)))):
         name = calls[number - 1]
         failing = Failing(number, chance.choice(ERRORS.get(name, _ANY)), lasts=chance.random() < 0.5)
         failing.late = failing.error in LATE and chance.random() < 0.5

@@ -102,11 +102,11 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
         "crash at every call", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
-        GraphCases(options.folder, setting, crashes).crash(case)
-        GraphCases(options.folder, setting, faults).refuse(case, lambda all: chance.sample(all, len(all) // 40 + 1))
+        GraphCases(options.folder, setting, crashes).crash(case, options.some(chance))
+        GraphCases(options.folder, setting, faults).refuse(case, options.some(chance, 40))
         for other in OTHERS:
             cases = GraphCases(options.folder, setting, others)
-            cases.meet(case, other, lambda all: chance.sample(all, len(all) // 20 + 1))
+            cases.meet(case, other, options.some(chance, 20))
     return [crashes, faults, others]
 
 

@@ -65,12 +65,12 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
         "crash at every call", "crash of the sweep after a crash", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
-        OutputCases(options.folder, setting, crashes).crash(case)
-        OutputCases(options.folder, setting, pairs).crash_twice(case, lambda all: chance.sample(all, len(all) // 8 + 1))
-        OutputCases(options.folder, setting, faults).refuse(case, lambda all: chance.sample(all, len(all) // 20 + 1))
+        OutputCases(options.folder, setting, crashes).crash(case, options.some(chance))
+        OutputCases(options.folder, setting, pairs).crash_twice(case, options.some(chance, 8))
+        OutputCases(options.folder, setting, faults).refuse(case, options.some(chance, 20))
         for other in WORKS:
             cases = OutputCases(options.folder, setting, others)
-            cases.meet(case, other, lambda all: chance.sample(all, len(all) // 10 + 1))
+            cases.meet(case, other, options.some(chance, 10))
     return [crashes, pairs, faults, others]
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from torture.account import Account
+
+T = TypeVar("T")
 
 FIGURES = ("cases", "kills", "faults", "lost", "doubled")
 HEADS = ("part", "test", *FIGURES, "commit")
 PROJECT = Path(__file__).parents[2]
+#: In settings after the first one in so many is tried of what is in the first: all of it would take a day.
+SPARSE = 4
 #: What the commit of a row bears whose figures are older than the code.
 OLDER = " (older)"
 
@@ -26,6 +33,19 @@ class Options:
     folder: Path  #: where it may make what it likes, on a disk
     seed: int = 1  #: of all that is left to chance
     long: bool = True  #: whether it is run for its figures; else as a part of `make crashes`, in a few seconds
+    first: bool = True  #: whether it is the first setting of several
+
+    def apart(self, settings: int) -> list[Options]:
+        """Return how the part is run in each of so many settings, in a folder of its own."""
+        apart = [replace(self, folder=self.folder / str(number), first=number == 0) for number in range(settings)]
+        for each in apart:
+            each.folder.mkdir()
+        return apart
+
+    def some(self, chance: random.Random, one_in: int = 1) -> Callable[[list[T]], list[T]]:
+        """Return what chooses one in so many, in a later setting fewer, and in short one: but always one."""
+        among = one_in * (1 if self.first else SPARSE)
+        return lambda all: chance.sample(all, min(len(all), len(all) // among + 1 if self.long else 1))
 
 
 @dataclass

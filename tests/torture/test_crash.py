@@ -69,7 +69,10 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
     """What becomes of one verb that is crashed at every call, or refused."""
     cases = Cases(tmp_path, SETTINGS[0], Row("control"))
     verb = Verb(host, method, getattr(host, method))
-    (faults.refuse if fault else crashes.crash)(cases, verb, random.Random(1))
+    if fault:
+        faults.refuse(cases, verb, random.Random(1))
+    else:
+        crashes.crash(cases, verb)
     return cases.row
 
 

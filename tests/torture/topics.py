@@ -54,11 +54,11 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
         "crash at every call", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
-        TopicCases(options.folder, setting, crashes).crash(case)
-        TopicCases(options.folder, setting, faults).refuse(case, lambda all: chance.sample(all, len(all) // 20 + 1))
+        TopicCases(options.folder, setting, crashes).crash(case, options.some(chance))
+        TopicCases(options.folder, setting, faults).refuse(case, options.some(chance, 20))
         for other in OTHERS if case in MEETING else ():
             cases = TopicCases(options.folder, setting, others)
-            cases.meet(case, other, lambda all: chance.sample(all, len(all) // 5 + 1))
+            cases.meet(case, other, options.some(chance, 20))
     return [crashes, faults, others]
 
 
