@@ -566,8 +566,9 @@ class Subscription:
         """Stop counting messages whose lease has run out: a sweep may have given them to somebody else."""
         now = self._context.clock.now_ms()
         for owner, message in self._held.copy().items():
-            if message.deadline is not None and message.deadline.timestamp() * 1000 < now:
-                self._held.pop(owner, None)  # another thread may settle it at this moment
+            deadline = message.deadline  # once, and popped if it is there: another thread may settle it at this moment
+            if deadline is not None and deadline.timestamp() * 1000 < now:
+                self._held.pop(owner, None)
                 self._looped.pop(owner, None)
 
     # -- ending ----------------------------------------------------------------------------------------------

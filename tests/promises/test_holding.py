@@ -18,6 +18,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.processing import claims_of
 from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
+from dropq.queue.message_view import MessageView
 from dropq.storage import reading
 
 
@@ -138,6 +139,27 @@ def test_a_message_that_another_thread_settles_meanwhile_tells_all_that_it_told_
             patch.setattr(Message, "_claim", property(read))
             assert getattr(message, what) is not None, what
     message.ack()
+
+
+def test_a_receive_goes_on_though_another_thread_settles_what_it_looks_at_the_lease_of(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send_many([b"a", b"b"])
+    subscription = queue.subscribe(lease_period="1m", max_backlog=1)
+    first = subscription.receive()
+    assert first is not None
+    deadline: property = vars(MessageView)["deadline"]
+
+    def settled_after(message: Message) -> Any:
+        found = deadline.__get__(message)
+        if found is not None and message is first:
+            first.ack()
+        return found
+
+    monkeypatch.setattr(Message, "deadline", property(settled_after))
+    second = subscription.receive()
+    assert second is not None and second.body == b"b" and where(queue)["processed"] == [b"a"]
 
 
 @pytest.mark.parametrize("period", [0, "0s", "10ns", 0.0001, -1, "soon"])
