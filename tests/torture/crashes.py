@@ -77,3 +77,6 @@ def crash(cases: Cases, verb: Verb, choose: Callable[[list[Moment]], list[Moment
         if cases.perform(verb, Dying(moment)) is None:
             cases.row.kills += 1
             cases.judge(f"{verb} {moment} of {len(calls)}", after)
+    if calls and not said.raised:
+        cases.perform(verb, Dying(None))
+        cases.judge(f"{verb}, done", after)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 FIGURES = ("cases", "kills", "faults", "lost", "doubled")
 HEADS = ("part", "test", *FIGURES, "commit")
 PROJECT = Path(__file__).parents[2]
-#: In settings after the first one in so many is tried of what is in the first: all of it would take a day.
+#: Each setting but the first has one in so many of the cases that the first has: all of them would take a day.
 SPARSE = 4
 #: What the commit of a row bears whose figures are older than the code.
 OLDER = " (older)"
@@ -43,7 +43,7 @@ class Options:
         return apart
 
     def some(self, chance: random.Random, one_in: int = 1) -> Callable[[list[T]], list[T]]:
-        """Return what chooses one in so many, in a later setting fewer, and in short one: but always one."""
+        """Return what chooses one case in so many, fewer in each setting but the first, and a single one in short."""
         among = one_in * (1 if self.first else SPARSE)
         return lambda all: chance.sample(all, min(len(all), len(all) // among + 1 if self.long else 1))
 
