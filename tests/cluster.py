@@ -40,6 +40,10 @@ PATIENCE = 600.0
 
 #: Quickly started and small, as nothing here runs for long.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+#: Spark's classes as the Makefile has stored them. A Java that cannot use them does without, and is not to say so.
+_CLASSES = Path(sys.prefix) / "spark.jsa"
+if _CLASSES.exists() and _CLASSES.stat().st_size:
+    JAVA_OPTIONS += f" '-XX:SharedArchiveFile={_CLASSES}' -Xlog:disable"
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 #: prctl's option by which the kernel kills a process when its parent dies, however that comes about.
 _PR_SET_PDEATHSIG = 1
@@ -151,8 +155,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the daemons; return when both workers are registered."""
-        for name in ("tmp", "conf"):
-            (self.folder / name).mkdir()
+        (self.folder / "tmp").mkdir()
         self._start_daemon(MASTER_HOST, "master.Master")
         self.master = self._logged(MASTER_HOST, r"Starting Spark master at (\S+)")
         for host in HOSTS:
@@ -230,7 +233,7 @@ class Cluster:
         return kept | {
             "JAVA_HOME": self._java_home,
             "PYTHONPATH": f"{Path(dropq.__file__).parents[1]}:{TESTS}:{TESTS / 'spark'}",
-            "SPARK_CONF_DIR": str(self.folder / "conf"),
+            "SPARK_CONF_DIR": str(self.folder / "conf"),  # is not there: with one a Java takes no stored classes
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": os.path.dirname(spark.origin),

@@ -63,6 +63,7 @@ BY_FILE = {
     "test_help.py": "papers",
     "test_man.py": "papers",
 }
+KINDS = {*BY_FILE.values(), *BY_FIXTURE.values()}
 
 
 #: The files that take longest. They begin first, so that no core waits for the last one.
@@ -92,11 +93,15 @@ LONGEST = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files without tests of crashes where those alone are to run: each fork copies what is imported."""
-    if not config.getoption("markexpr").startswith("crashes") or not collection_path.match("test_*.py"):
+    """Leave out the files without a test of the kinds asked for: imports take time, and each fork copies them."""
+    asked = set(config.getoption("markexpr").partition(" and not ")[0].split(" or "))
+    if not asked <= KINDS or not collection_path.match("test_*.py"):
         return None
-    named = any(collection_path.match(pattern) for pattern, kind in BY_FILE.items() if kind == "crashes")
-    return None if named or "mark.crashes" in collection_path.read_text() else True
+    if asked & {kind for pattern, kind in BY_FILE.items() if collection_path.match(pattern)}:
+        return None
+    words = [f"mark.{kind}" for kind in asked] + [fixture for fixture, kind in BY_FIXTURE.items() if kind in asked]
+    text = collection_path.read_text()
+    return None if any(word in text for word in words) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
