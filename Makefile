@@ -48,7 +48,8 @@ test-cluster: $(VENV)/spark.jsa ## run the tests on a Spark cluster of a master 
 # cannot be stored, tests do without.
 $(VENV)/spark.jsa: $(STAMP)
 	@echo "Storing Spark's classes, with which the tests' sessions start sooner"
-	@SPARK_SUBMIT_OPTS='-XX:ArchiveClassesAtExit="$(abspath $@)"' $(RUN) tests/spark_classes.py >/dev/null 2>&1 || :
+	@SPARK_SUBMIT_OPTS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit="$(abspath $@)"' \
+	    $(RUN) tests/spark_classes.py >/dev/null 2>&1 || :
 	@touch $@
 
 test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and power cuts, in user-mode-linux

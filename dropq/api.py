@@ -613,7 +613,7 @@ class Queue(Sender):
         """
         from dropq.queue import by_id
 
-        with self.context.error_context("`dropq show` shows whether the message was acknowledged"):
+        with self.context.error_context(by_id.UNCERTAIN):
             return by_id.ack(self.context, id, own=self._own, subscribe=self._subscribe_to_ack, defer=defer)
 
     def _subscribe_to_ack(self) -> Subscription:

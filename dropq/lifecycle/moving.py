@@ -208,12 +208,10 @@ class Moves(OfQueue):
         return self._routed(claim.own_name, path, folder, self._layout.processing, claim)
 
     def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
-        """Move a waiting message into a route's folder without a claim; return None if it is gone, or written to.
+        """Move a waiting message into a route's folder without a claim; return None if it is gone.
 
         A crash leaves it in target/ or in the folder.
         """
-        if self.context.settling.settles_at(file):
-            return None
         source, own_name = f"{self._layout.target}/{file.filename}", naming.next_delivery(self.context, file)[1]
         # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
         path = _leave(source, self._move_to_route, folder, own_name, stays="the message stays in target/", to=folder)

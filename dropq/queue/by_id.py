@@ -25,6 +25,9 @@ from dropq.queue.subscription import Subscription, held_here
 from dropq.storage import reading
 from dropq.storage.liveness import Signs
 
+#: What is known of a message whose ack by its id met an error.
+UNCERTAIN = "`dropq show` shows whether the message was acknowledged"
+
 
 class _SeveralBearIt(LeaseLost):
     """Raised when an id names no single message; nothing was changed."""
@@ -103,7 +106,7 @@ def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Sub
                 if context.settling.version(f"{context.layout.folder(state)}/{file.filename}") != delivered.body:
                     continue
                 if (claim := _taken(context, file, state, subscription)) is not None:
-                    _archive(context, claim, waited=state != "processing")
+                    _archive(context, claim, file if state != "processing" else None)
                     return True
     return False
 
@@ -119,7 +122,7 @@ def ack_listed(context: QueueContext, message: Message, subscription: Subscripti
         raise LeaseLost(why)
     if state != "processing":
         if (claim := _taken(context, file, state, subscription)) is not None:
-            _archive(context, claim, waited=True)
+            _archive(context, claim, file)
         return claim is not None
     assert file.claim is not None
     (_held_by(own, file.claim) or _message_of(Claims(context), file.claim)).ack()
@@ -146,14 +149,15 @@ def _held_by(own: Subscription | None, claim: Claim) -> Message | None:
     return None if own is None or own._inherited else own._held.get(claim.owner)
 
 
-def _archive(context: QueueContext, claim: Claim, *, waited: bool) -> None:
-    """Acknowledge a message; if that fails, give back a message that `waited`, as nobody else knows of its claim."""
+def _archive(context: QueueContext, claim: Claim, waited: MessageFile | None) -> None:
+    """Acknowledge a message; if that fails, give back one that `waited`, as nobody else knows of its claim."""
     try:
         Claims(context).archive(claim)
     except (DropqError, OSError):
-        if waited:
+        if waited is not None:
+            delay = max(waited.name.not_before - context.clock.now_ms(), 0) / 1000
             with suppress(DropqError, OSError):  # it was archived, and not synced
-                Claims(context).release(claim, counted=False)
+                Claims(context).give_back(claim, counted=False, delay=delay)
         raise
 
 
@@ -200,7 +204,7 @@ def _acknowledged(
                 continue
             with subscribe() as subscription:
                 if (claim := _taken(context, file, state, subscription)) is not None:
-                    Claims(context).archive(claim)
+                    _archive(context, claim, file)
                     return True
     return False
 

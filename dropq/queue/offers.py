@@ -372,11 +372,12 @@ class Offers:
     def route_waiting(self, file: MessageFile) -> str | None:
         """Move a waiting message, unclaimed, into the folder of the first route that takes it; return the route's name.
 
-        It returns None if no route took the message: that stays in target/, has expired, or another process moved it.
+        It returns None if no route took the message: it stays in target/, where somebody may be writing to it, it has
+        expired, or another process moved it.
         """
         _, own_name = naming.next_delivery(self._context, file)
         for route in self.routes.taking(file, own_name):
-            if self.expire(file):
+            if self.expire(file) or self.defer(file):
                 return None
             try:
                 return None if self._moves.route_waiting(file, route.folder) is None else route.name

@@ -147,11 +147,11 @@ class Router:
                     break
                 if offers.listings > listed:
                     stayed.clear()  # they are offered again
-            elif (name := offers.route_waiting(file)) is not None:
-                self.moved[name] += 1
             else:
                 try:
-                    if not self._mover.take(file):
+                    if (name := offers.route_waiting(file)) is not None:
+                        self.moved[name] += 1
+                    elif not self._mover.take(file):
                         stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)

@@ -27,8 +27,8 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
+from dropq.queue import by_id
 from dropq.queue.browsing import browse, named, walk
-from dropq.queue.by_id import ack_listed, why_kept
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription
 from dropq.staging import fan_out
@@ -431,14 +431,16 @@ def ack(
         raise ValueError(f"{context.name} is a topic, which nobody consumes: name a subscription; nothing was changed")
     messages = list(select(context, which))
     if which.dry_run:
-        kept = ((each, why_kept(context, each._file, each.state, own)) for each in messages)
+        with context.error_context("nothing was changed"):
+            kept = [(each, by_id.why_kept(context, each._file, each.state, own)) for each in messages]
         return (Outcome(each.id, each.file, not why, why or "would be acknowledged") for each, why in kept)
 
     def acknowledging() -> Iterator[Outcome]:
         with subscribe() as claiming:
 
             def act(message: Message) -> str | None:
-                return "" if ack_listed(context, message, claiming, own) else None
+                with context.error_context(by_id.UNCERTAIN):
+                    return "" if by_id.ack_listed(context, message, claiming, own) else None
 
             yield from each(context, which, messages, act, "acknowledged")
 

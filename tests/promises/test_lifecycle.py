@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from forks import die_after
@@ -34,6 +35,7 @@ from dropq.lifecycle import naming
 from dropq.lifecycle.expiry import expires_at, expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.sending import into_target
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
 from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
@@ -470,6 +472,45 @@ def test_an_ack_of_many_takes_renewed_leases_and_leaves_what_a_script_holds(make
     details = {outcome.ok: outcome.detail for outcome in outcomes}
     assert set(details) == {True, False} and "only who holds it can settle it" in details[False]
     assert where(queue) == {"processed": [b"a"], "processing": [b"b"]}
+
+
+def refused(path: str) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_an_ack_of_many_that_meets_an_error_at_one_message_says_so_and_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(timing=FRESH)
+    drop(queue, "a.csv", b"a")
+    queue.send(b"b")
+    monkeypatch.setattr(queue.context.settling, "status", refused)
+    outcomes = bulk.ack(queue.context, Selection(("target",)), subscribe=queue.subscribe)
+    details = {outcome.ok: outcome.detail for outcome in outcomes}
+    assert details[True] == "acknowledged"
+    assert "Input/output error" in details[False] and "a.csv; `dropq show` shows whether" in details[False]
+    assert where(queue) == {"target": [b"a"], "processed": [b"b"]}
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_an_ack_that_fails_leaves_a_delayed_message_delayed(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, by_id: bool
+) -> None:
+    queue = make(timing=FRESH)
+    sent = queue.send(b"a", delay="1h")
+    with monkeypatch.context() as patch:
+        patch.setattr(Claims, "archive", lambda _, claim: refused(claim.path))
+        if by_id:
+            with pytest.raises(StorageError, match="shows whether the message was acknowledged"):
+                queue.ack(sent.id)
+        else:
+            outcomes = bulk.ack(queue.context, Selection(("delayed",)), subscribe=queue.subscribe)
+            assert [outcome.ok for outcome in outcomes] == [False]
+    assert where(queue) == {"delayed": [b"a"]}
+    clock.advance(3599)
+    assert queue.receive() is None
+    clock.advance(2)
+    assert take(queue).delivery_count == 1
 
 
 def test_a_dry_run_changes_nothing(make: Make) -> None:

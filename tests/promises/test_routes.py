@@ -583,6 +583,24 @@ def test_a_router_moves_what_a_route_takes_and_touches_nothing_else(q: Queue, cl
     assert q.route() == {}
 
 
+def test_a_file_that_cannot_be_looked_at_keeps_no_other_from_its_route(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_route(q, "all", "JMSPriority = 4")
+    drop(q, "report.csv", b"rows")
+    q.send("urgent", priority=9)
+    q.send("other")
+
+    def refused(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(q.context.settling, "status", refused)
+    with pytest.raises(StorageError, match=r"report\.csv; no message was touched"):
+        q.route()
+    assert list(routed(q).values()) == [b"urgent"] and list(routed(q, "all").values()) == [b"other"]
+    assert where(q) == {"target": [b"rows"]}
+
+
 def test_a_router_expires_what_has_expired_and_archives_what_was_acknowledged_early(q: Queue, clock: Clock) -> None:
     q.send("expired", priority=9, expires_in="1s")
     clock.advance(2)
