@@ -18,7 +18,6 @@ from dropq.records.formats import LENGTH, MARK, beginning, check_record
 
 #: The part of an error that says what else to do with a row that cannot be a record.
 _WAY_OUT = "bodyFormat=frames holds line breaks, and without recordsPerMessage a value may be anything"
-_NOTHING = pa.scalar(b"", pa.large_binary())
 
 
 class RowError(ValueError):
@@ -59,14 +58,19 @@ def write_values(file: IO[bytes], values: pa.Array) -> None:
 
 
 def _lines(values: pa.Array) -> pa.Array:
-    return compute.binary_join_element_wise(values, _NOTHING, pa.scalar(b"\n", pa.large_binary()))
+    return compute.binary_join_element_wise(values, *_scalars(b"", b"\n"))
 
 
 def _frames(values: pa.Array) -> pa.Array:
     lengths = compute.binary_length(values).to_pylist()
     packed = pa.py_buffer(struct.pack(f">{len(lengths)}I", *lengths))
     heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(LENGTH.size), len(lengths), [None, packed])
-    return compute.binary_join_element_wise(heads.cast(pa.large_binary()), values, _NOTHING)
+    return compute.binary_join_element_wise(heads.cast(pa.large_binary()), values, *_scalars(b""))
+
+
+def _scalars(*values: bytes) -> list[pa.Scalar]:
+    """Return values as Arrow's; the first one imports pandas, where there is one, for half a second."""
+    return [pa.scalar(value, pa.large_binary()) for value in values]
 
 
 def bodies(column: pa.Array) -> Iterator[memoryview]:

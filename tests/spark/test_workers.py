@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,11 @@ class Node:
 
     def __init__(self) -> None:
         self.itself = self
+
+
+def test_a_worker_that_only_plans_does_not_import_pandas() -> None:
+    program = "import sys; import dropq.spark.datasource; sys.exit('pandas' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def read(root: Path) -> None:
