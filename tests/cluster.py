@@ -233,7 +233,7 @@ class Cluster:
         return kept | {
             "JAVA_HOME": self._java_home,
             "PYTHONPATH": f"{Path(dropq.__file__).parents[1]}:{TESTS}:{TESTS / 'spark'}",
-            "SPARK_CONF_DIR": str(self.folder / "conf"),  # is not there: with one a Java takes no stored classes
+            "SPARK_CONF_DIR": str(self.folder / "conf"),  # never made: with that folder Java takes no stored classes
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": os.path.dirname(spark.origin),

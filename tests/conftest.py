@@ -63,6 +63,7 @@ BY_FILE = {
     "test_help.py": "papers",
     "test_man.py": "papers",
 }
+#: All kinds that a run may ask for.
 KINDS = {*BY_FILE.values(), *BY_FIXTURE.values()}
 
 

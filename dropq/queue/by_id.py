@@ -23,9 +23,10 @@ from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription, held_here
 from dropq.storage import reading
+from dropq.storage.failures import describe
 from dropq.storage.liveness import Signs
 
-#: What is known of a message whose ack by its id met an error.
+#: What an error says of a message that was to be acknowledged by its id.
 UNCERTAIN = "`dropq show` shows whether the message was acknowledged"
 
 
@@ -130,18 +131,23 @@ def ack_listed(context: QueueContext, message: Message, subscription: Subscripti
 
 
 def why_kept(context: QueueContext, file: MessageFile, state: str, own: Subscription | None) -> str:
-    """Return why an ack of who does not hold a message leaves it where it is; "" if it does not."""
+    """Return why an ack of who does not hold a message leaves it where it is; "" if it does not.
+
+    That it cannot be looked at is a reason, too: an ack of many goes on with the others.
+    """
     stays, claim = f"it stays in {state}/", file.claim
-    if state != "processing":
-        if context.paused:
-            return f"{stays}: queue {context.name} is paused"
-        if state == "target" and context.settling.settles_at(file):
-            return f"{stays}: somebody may still write to it, by settle_time"
-        return ""
-    if claim is None or not claim.ours or claim.of_barrier:
-        return f"{stays}: only who holds it can settle it"
-    if _held_by(own, claim) is None and context.config.leasing == "strict" and _if_ended(context, claim) is None:
-        return f"{stays}: another consumer holds it, and queue {context.name} has strict leasing"
+    try:
+        if state != "processing":
+            if context.paused:
+                return f"{stays}: queue {context.name} is paused"
+            if state == "target" and context.settling.settles_at(file):
+                return f"{stays}: somebody may still write to it, by settle_time"
+        elif claim is None or not claim.ours or claim.of_barrier:
+            return f"{stays}: only who holds it can settle it"
+        elif _held_by(own, claim) is None and context.config.leasing == "strict" and _if_ended(context, claim) is None:
+            return f"{stays}: another consumer holds it, and queue {context.name} has strict leasing"
+    except OSError as error:
+        return f"{stays}: {describe(error)}"
     return ""
 
 

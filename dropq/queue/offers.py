@@ -372,8 +372,11 @@ class Offers:
     def route_waiting(self, file: MessageFile) -> str | None:
         """Move a waiting message, unclaimed, into the folder of the first route that takes it; return the route's name.
 
-        It returns None if no route took the message: it stays in target/, where somebody may be writing to it, it has
-        expired, or another process moved it.
+        It returns None if no route took the message: none wants it, somebody may still write to it, it has expired, or
+        another process moved it.
+
+        Raises:
+            StorageError: the file cannot be looked at; no message was touched.
         """
         _, own_name = naming.next_delivery(self._context, file)
         for route in self.routes.taking(file, own_name):

@@ -69,7 +69,7 @@ def _frames(values: pa.Array) -> pa.Array:
 
 
 def _scalars(*values: bytes) -> list[pa.Scalar]:
-    """Return values as Arrow's; the first one imports pandas, where there is one, for half a second."""
+    """Return values as Arrow's. They are no constants: for the first, pyarrow imports pandas, in half a second."""
     return [pa.scalar(value, pa.large_binary()) for value in values]
 
 

@@ -431,8 +431,7 @@ def ack(
         raise ValueError(f"{context.name} is a topic, which nobody consumes: name a subscription; nothing was changed")
     messages = list(select(context, which))
     if which.dry_run:
-        with context.error_context("nothing was changed"):
-            kept = [(each, by_id.why_kept(context, each._file, each.state, own)) for each in messages]
+        kept = ((each, by_id.why_kept(context, each._file, each.state, own)) for each in messages)
         return (Outcome(each.id, each.file, not why, why or "would be acknowledged") for each, why in kept)
 
     def acknowledging() -> Iterator[Outcome]:

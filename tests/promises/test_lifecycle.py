@@ -485,10 +485,10 @@ def test_an_ack_of_many_that_meets_an_error_at_one_message_says_so_and_goes_on(
     drop(queue, "a.csv", b"a")
     queue.send(b"b")
     monkeypatch.setattr(queue.context.settling, "status", refused)
-    outcomes = bulk.ack(queue.context, Selection(("target",)), subscribe=queue.subscribe)
-    details = {outcome.ok: outcome.detail for outcome in outcomes}
-    assert details[True] == "acknowledged"
-    assert "Input/output error" in details[False] and "a.csv; `dropq show` shows whether" in details[False]
+    reason = f"it stays in target/: Input/output error at {base(queue)}/target/a.csv"
+    for dry_run, done in ((True, "would be acknowledged"), (False, "acknowledged")):
+        outcomes = bulk.ack(queue.context, Selection(("target",), dry_run=dry_run), subscribe=queue.subscribe)
+        assert {outcome.ok: outcome.detail for outcome in outcomes} == {True: done, False: reason}
     assert where(queue) == {"target": [b"a"], "processed": [b"b"]}
 
 
