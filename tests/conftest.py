@@ -69,7 +69,6 @@ KINDS = {*BY_FILE.values(), *BY_FIXTURE.values()}
 
 #: The files that take longest. They begin first, so that no core waits for the last one.
 LONGEST = (
-    "test_spark_kills.py",
     "test_promela.py",
     "test_examples.py",
     "test_cluster.py",

