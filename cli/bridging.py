@@ -17,7 +17,7 @@ from dropq.errors import ConfigError
 from . import output
 from .options import QueueNames, option
 from .output import OK
-from .shell import Shell, UsageError, despite_closed_stdout, unavailable_for_now
+from .shell import Shell, UsageError, despite_closed_stdout
 
 if TYPE_CHECKING:
     from dropq.worker.loop import Stop
@@ -62,8 +62,7 @@ def bridge(
     known = [] if proxied else _peers(shell, peers or ())
     if chosen and recall is None:
         shared_queues(shell.root.context, chosen)  # what is wrong here is reported once
-    with unavailable_for_now():
-        return _serve(shell, chosen, known, once=once, recall=recall, proxied=proxied)
+    return _serve(shell, chosen, known, once=once, recall=recall, proxied=proxied)
 
 
 def _serve(

@@ -22,7 +22,7 @@ from typer._click.shell_completion import ShellComplete, add_completion_class
 
 from dropq.config.schema import QueueConfig
 from dropq.config.selectors import OPERATIONS, ROLES
-from dropq.errors import DropqError, Unavailable
+from dropq.errors import DropqError, Missing
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import ALL_STATES, UNSETTLED
 
@@ -317,7 +317,7 @@ def script() -> tuple[str, str]:
     except shellingham.ShellDetectionFailure:
         name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        raise Unavailable(f"there is no completion for the shell {name!r}: run this in {', '.join(SHELLS)}")
+        raise Missing(f"there is no completion for the shell {name!r}: run this in {', '.join(SHELLS)}")
     return name, SHELLS[name].source_template
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dropq.errors import Unavailable
+from dropq.errors import Missing
 
 from . import output
 from .options import Filter, QueueName, QueueOrRoot, argument, option
 from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
-from .shell import Shell, UsageError, unavailable_for_now
+from .shell import Shell, UsageError
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -65,7 +65,7 @@ def add(
     shell = Shell(ctx)
     queue = shell.queue(name)
     if filter is not None:
-        with suppress(Unavailable):  # who adds a selector need not be who routes
+        with suppress(Missing):  # who adds a selector need not be who routes
             compile_filter(filter)  # `add_selector` would raise ConfigError, as for a file, and not InvalidFilter
     destinations = [unescape(each) for each in to or ()]
     if op != "bounce" and len(destinations) > 1:
@@ -146,8 +146,7 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     queue = shell.queue(name)
     tokens = [one.token for one in queue.selectors() if one.name == selector and one.token]
     moved = sum(len(spent(queue.layout, token)) for token in tokens)
-    with unavailable_for_now():
-        done = queue.remove_selector(selector)
+    done = queue.remove_selector(selector)
     shell.line({"queue": queue.name, "name": selector, "unsettled": moved, "returned": done}, ("name", "unsettled"))
     if not done:
         output.note(

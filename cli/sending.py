@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dropq.errors import Unavailable
 from dropq.storage.failures import error_context
 
 from . import output
@@ -193,11 +192,6 @@ class Request(Sending):
         try:
             with _ended_by_signals(), self._queue:
                 answer = self._queue._request(send, timeout, self._fields)
-        except Unavailable as error:
-            if not self._sent:
-                raise
-            output.note(f"error: {error}")
-            return TRY_LATER
         except KeyboardInterrupt as error:
             sent = f"message {self._sent[0].id} was sent" if self._sent else "nothing was sent"
             raise KeyboardInterrupt(f"{sent}, and no answer is awaited") from error

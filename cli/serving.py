@@ -11,7 +11,7 @@ from typing import Annotated, TypedDict, Unpack
 
 import typer
 
-from dropq.errors import Unavailable
+from dropq.errors import Missing
 
 from . import output
 from .options import QueueName, QueueOrRoot, duration, lease_seconds, option, with_options
@@ -44,13 +44,13 @@ def _ack_seconds(text: str) -> float:
 
 @contextmanager
 def _needing(command: str, extra: str, *packages: str) -> Iterator[None]:
-    """Raise Unavailable where the block imports from a package of an extra that is not installed."""
+    """Raise Missing where the block imports from a package of an extra that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in packages:
             raise
-        raise Unavailable(f"{command} needs the extra {extra}: pip install 'dropq[{extra}]'") from error
+        raise Missing(f"{command} needs the extra {extra}: pip install 'dropq[{extra}]'") from error
 
 
 class TermOptions(TypedDict):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
-from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError, Unavailable
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.format.claims import split_receipt
 from dropq.format.layout import RootLayout
 from dropq.format.names import is_temporary
@@ -394,16 +394,6 @@ def delayed_interrupt() -> Iterator[list[int]]:
 
     with handling((signal.SIGINT,), note):
         yield came
-
-
-@contextmanager
-def unavailable_for_now() -> Iterator[None]:
-    """Report the error Unavailable of the block, and exit with 75: the same command may do better later."""
-    try:
-        yield
-    except Unavailable as error:
-        output.complain(error)
-        raise typer.Exit(output.TRY_LATER) from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument,
 from .output import OK, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, in_states, unavailable_for_now
+from .shell import Shell, in_states
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -123,8 +123,7 @@ def subscribe(
     differs = "; ".join(f"{name} is there already, {_difference(name, address)}" for name in gone)
     why = f"{differs}. Subscribing again removes it with its messages, and makes a new one."
     has_messages = _confirm(shell, gone, why, yes=yes)
-    with unavailable_for_now():  # somebody uses what it replaces
-        made = topic._made(wanted, filter, recovery_point, durable=True, force=has_messages)
+    made = topic._made(wanted, filter, recovery_point, durable=True, force=has_messages)
     shell.line({"queue": made.name, "path": made.layout.home}, ("queue",))
 
 
@@ -149,8 +148,7 @@ def unsubscribe(
     if dry_run:
         return _report_removal(shell, gone)
     has_messages = _confirm(shell, gone, yes=yes)
-    with unavailable_for_now():  # somebody uses it
-        topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
+    topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
     for each in gone.items():
         output.note(f"subscription {_described(*each)} is removed")
 

@@ -326,6 +326,9 @@ class Queue(Sender):
         self._own: Subscription | None = None
         #: Whether it is a topic's own: what is published to a topic that is not there is no dead letter.
         self._is_topic = False
+        #: Whether it takes what the overflow selector of another queue sends: it rejects what it has no room for, and
+        #: its own selector is not followed.
+        self._is_overflow = False
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
         self._requesters: Requesters | None = None
@@ -370,6 +373,8 @@ class Queue(Sender):
         return self._opened
 
     def _limits_of_sends(self) -> SendLimits:
+        if self._is_overflow:
+            return SendLimits(self.name, self._destination, rejects=True, waits=self._waits)
         return limits_of_sends(self.context, self._destination, waits=self._waits)
 
     def _overflow(self, full: QueueFull) -> Sender | None:
@@ -385,9 +390,9 @@ class Queue(Sender):
         other = self._overflowing.get(to)
         if other is None or not other.exists():
             other = self.root.queue(to)
+            other._is_overflow, other._waits = True, self._waits
             try:
-                # Followed once.
-                other._limits = SendLimits(other.name, other._destination, rejects=True, waits=self._waits)
+                _ = other._destination  # opens it
             except NoSuchQueue as error:
                 raise QueueFull(
                     f"queue {self.name} is full, and its overflow selector sends to {other.name}, which is not there: "

@@ -73,7 +73,11 @@ class ConfigError(DropqError):
 
 
 class Unavailable(DropqError):
-    """Raised when something outside dropq is missing, such as the package of an extra, or a Java."""
+    """Raised when something is not to be had now, such as a queue whose disk is away, or a lock that another has."""
+
+
+class Missing(Unavailable):
+    """Raised when what this process needs is not there: the package of an extra, a Java, or a command."""
 
 
 class StorageError(DropqError):

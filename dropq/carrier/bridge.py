@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from dropq.carrier.carriers import carry
 from dropq.carrier.lists import LIST_BYTES, LIST_LENGTH
 from dropq.config.schema import Peer
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError, Unavailable
 from dropq.filters import compile_filter
 from dropq.format import names
 from dropq.format.layout import UNSETTLED, WAITING
@@ -56,6 +56,8 @@ TICK, RESTS, AVERAGED = 0.02, 500, 16
 ASKED, OPENED, ROWS = 1.0, 5.0, 5.0
 #: Seconds without a want after which what a subscription gets, which doubles while it takes all, starts small again.
 FORGOTTEN = 10.0
+#: Seconds for which a message that could not be given comes behind the others, times the number of such messages.
+BEHIND = 10.0
 #: Seconds that `--once` waits for a message that may be taken soon; and how many inodes stay free on the disk here.
 PATIENCE, SPARE = 10.0, 100
 #: Milliseconds by which two clocks may differ where something expires or is delayed.
@@ -210,14 +212,14 @@ class Bridge:
     def run(self, wait: Callable[[float], bool]) -> None:
         """Take what is wanted until `wait`, which waits so many seconds, says that it is over.
 
-        The log says once of each queue why nothing can be taken.
+        The log says once of each queue why nothing can be taken, or why the first message that cannot be taken stays.
         """
         said: dict[str, str] = {}
         pause = average = 0.0
         while not wait(pause):
             began = time.thread_time()
             taken, failed = self._round()
-            now = {what: describe(why) for what, why in failed.items()}
+            now = {what: describe(why) for what, why in (self._kept() | failed).items()}
             for what, why in now.items():
                 if said.get(what) != why:
                     log.warning("%s: %s", what, why)
@@ -238,7 +240,7 @@ class Bridge:
         What may not be taken within `PATIENCE` is left to the next time.
 
         Raises:
-            DropqError, OSError: why a queue could not be served; the others were.
+            DropqError, OSError: why a queue could not be served, or a message not be taken; the others were.
         """
         errors: dict[str, Exception] = {}
         until, wait = time.monotonic() + PATIENCE, wait or threading.Event().wait
@@ -248,8 +250,15 @@ class Bridge:
             due = min((crossing.due for crossing in self._queues.values()), default=math.inf)
             if taken or failed or due > until or wait(TICK):
                 break
-        for error in errors.values():
+        for error in (self._kept() | errors).values():
             raise error
+
+    def _kept(self) -> dict[str, Exception]:
+        """Return of each queue why the first message that could not be taken stays."""
+        return {self._of(name): why for name, crossing in self._queues.items() if (why := crossing.kept) is not None}
+
+    def _of(self, name: str) -> str:
+        return f"queue {name}, peer {self.peer.name}"
 
     def _round(self) -> tuple[int, dict[str, Exception]]:
         """Serve each queue once; return how many messages came, and why queues could not be served."""
@@ -272,8 +281,15 @@ class Bridge:
             except (DropqError, OSError) as error:
                 crossing.forget()
                 self._known.pop(name, None)
-                failed[f"queue {name}, peer {self.peer.name}"] = error
+                failed[self._of(name)] = error
         return self.taken.total() - before, failed
+
+
+class _Left(NamedTuple):
+    """A message that could not be given: when that was tried last, and why it stays, if the log is to say so."""
+
+    at: float
+    why: DropqError | None
 
 
 class _Crossing:
@@ -296,6 +312,8 @@ class _Crossing:
         self._unowned: list[MessageFile] = []
         self._seen: dict[_Key, float] = {}
         self._listed: tuple[object, ...] = ()
+        #: Of the messages that were listed, those that could not be given.
+        self._left: dict[_Key, _Left] = {}
         self._list_again = 0.0
         #: When messages were last chosen of those that were listed.
         self._chosen_at = 0.0
@@ -308,6 +326,11 @@ class _Crossing:
         patience = 0.0 if self._theirs is None else self._theirs.context.config.transfer_after
         young = (seen + patience for seen in self._seen.values() if seen + patience > self._chosen_at)
         return min(young, default=math.inf)
+
+    @property
+    def kept(self) -> DropqError | None:
+        """Why the first of the messages that could not be given stays; None if there is nothing to say of any."""
+        return min(((key, left.why) for key, left in self._left.items() if left.why), default=(None, None))[1]
 
     def forget(self) -> None:
         """Open the peer's queue anew the next time; what was listed is listed again once it has changed."""
@@ -329,6 +352,8 @@ class _Crossing:
         taken, failed = 0, dict[str, Exception]()
         if is_due := now >= self._rows_at + ROWS:
             taken += self._carry_rows(failed)
+            with suppress(OSError):  # without rights, health cannot tell that a bridge looks
+                own.storage.renew(f"{own.layout.wanted}/{LOOKED}")
         if wants or is_initial:
             taken += self._take(wants, failed, takes_unowned=is_initial)
         else:
@@ -337,8 +362,6 @@ class _Crossing:
             raise error
         if is_due:
             self._rows_at = now
-            with suppress(OSError):  # without rights, health cannot tell that a bridge looks
-                own.storage.renew(f"{own.layout.wanted}/{LOOKED}")
         return taken
 
     def _open_theirs(self, *, anew: bool = False) -> QueueContext:
@@ -418,8 +441,11 @@ class _Crossing:
         if found == self._listed:
             return
         view = view_of(theirs, depth=LISTED)
-        self._files = list(view.files())
-        self._unowned = list(islice(_unowned(theirs), LISTED)) if with_unowned else []
+        self._files = self._in_turn(view.files())
+        self._unowned = self._in_turn(islice(_unowned(theirs), LISTED)) if with_unowned else []
+        if self._left:
+            here = set(map(_key, (*self._files, *self._unowned)))
+            self._left = {key: left for key, left in self._left.items() if key in here}
         now = time.monotonic()
         self._seen = {key: self._seen.get(key, now) for key in map(_key, self._files)}
         # RACE: a change within the tick of the listing may keep the folder's time; then it is listed once more, as
@@ -427,6 +453,12 @@ class _Crossing:
         is_fresh = any(time.time_ns() - changed < 1_000_000_000 for changed in found)
         self._listed = () if is_fresh or view.unsettled else found
         self._list_again = now + theirs.timing.listing_share * (now - began)
+
+    def _in_turn(self, files: Iterable[MessageFile]) -> list[MessageFile]:
+        """Put what could not be given behind the others, but not for good: each has its own place again in the end."""
+        since = time.monotonic() - BEHIND * len(self._left)
+        behind = {key: left.at for key, left in self._left.items() if left.at > since}
+        return sorted(files, key=lambda file: behind.get(_key(file), 0.0)) if behind else list(files)
 
     def _room(self) -> int:
         own = self._own
@@ -497,22 +529,32 @@ class _Crossing:
     def _give(self, theirs: QueueContext, chosen: list[tuple[MessageFile, str]], row: Row) -> dict[str, str]:
         """Give messages to a row, each by a rename, which another process may win; return who wanted what was given.
 
-        What has no room here for twice its bytes, beside what is given before it, stays.
+        What has no room here for twice its bytes, beside what is given before it, stays; and what cannot be renamed.
         """
         base, moves, given = self._own.layout.base, Moves(theirs), dict[str, str]()
         space = os.statvfs(base)
         free = space.f_bavail * space.f_frsize // 2
         if space.f_files and space.f_favail < 2 * len(chosen) + SPARE:
             raise Unavailable(f"{base} has no room for {count_of(len(chosen), 'file')}; {_NOTHING}")
-        size, to = 0, f"{self._root.config.instance}/{self._own.name}"
+        size, to, now = 0, f"{self._root.config.instance}/{self._own.name}", time.monotonic()
         for file, taker in chosen:
+            self._left.pop(_key(file), None)
             waits = "target" if file.plain or not file.name.not_before else "delayed"
             path = f"{theirs.layout.folder(waits)}/{file.filename}"
             length = reading.readable_size(path)
             if length is None or size + length > free:
-                continue  # it is gone, no file, closed to this user, or too large
+                # It is gone, no file, closed to this user, or too large, perhaps only beside the others.
+                is_told = length is not None and length > free
+                why = Unavailable(f"{base} has no room for twice the bytes of {path}; it stays there")
+                self._left[_key(file)] = _Left(now, why if is_told else None)
+                continue
+            try:
+                gone = moves.give_away(path, file, row.given, to)
+            except (StorageError, OSError) as error:
+                self._left[_key(file)] = _Left(now, _not_taken(path, error))
+                continue
             size += length
-            if (gone := moves.give_away(path, file, row.given, to)) is not None:
+            if gone is not None:
                 given[gone] = taker
             if size >= LIST_BYTES:
                 break
@@ -520,8 +562,8 @@ class _Crossing:
         self._files = [file for file in self._files if file.filename not in tried]
         self._unowned = [file for file in self._unowned if file.filename not in tried]
         self._seen = {key: self._seen[key] for key in map(_key, self._files)}
-        if not given and size == 0 and any(reading.readable_size(f"{theirs.layout.target}/{name}") for name in tried):
-            raise Unavailable(f"{base} has no room for twice what waits in {theirs.layout.home}; {_NOTHING}")
+        if len(given) < len(chosen):
+            self._listed = ()  # the folder does not change when what stays can be given
         return given
 
 
@@ -573,6 +615,12 @@ class _Test:
 def _key(file: MessageFile) -> _Key:
     """Return what tells a message from others; a second foreign file of its name comes at another time."""
     return file.filename, file.arrival
+
+
+def _not_taken(path: str, error: StorageError | OSError) -> StorageError:
+    """Return why a message stays, in words that are the same at each try, as its name in the row is not."""
+    reason = str(error) if error.errno is None else os.strerror(error.errno)
+    return StorageError(f"{path} cannot be taken: {reason}; it stays there", path=path, errno=error.errno)
 
 
 def _has_any(row: Row) -> bool:

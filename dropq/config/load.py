@@ -66,6 +66,8 @@ _OF_QUEUES = {
     "self_destruct_after": "only a queue can destroy itself",
     **dict.fromkeys(_OF_ROOTS, "only a queue can be shared by several roots"),
 }
+#: The bits of the longest integer that is shown in decimal digits; Python raises ValueError for some that are longer.
+_MOST_BITS = 1024
 #: The key that names where dead letters go.
 _LETTERS = "dead_letter_queue"
 #: Every key of queue.toml.
@@ -95,7 +97,7 @@ class _Entry(NamedTuple):
     source: str
 
     def problem(self, what: str) -> str:
-        return f"{self.source}: {self.spelling} = {_short_toml(self.value)}: {what}"
+        return f"{self.source}: {self.spelling} = {short_toml(self.value)}: {what}"
 
 
 # The public verbs.
@@ -408,8 +410,8 @@ class _Reading:
         entries = self.root_entries(table, path)
         newer = entries["format"].value if "format" in entries else FORMAT
         if type(newer) is int and newer > FORMAT:
-            why = f"this dropq reads format {FORMAT}, and the root has format {newer}"
-            self.problems = [f"{path}: format = {newer}: {why}"]
+            why = f"this dropq reads format {FORMAT}, and the root has format {short_toml(newer)}"
+            self.problems = [entries["format"].problem(why)]
             return RootConfig()
         values = self.values(RootConfig, entries)
         self.problems += _peer_problems(entries, values)
@@ -516,7 +518,7 @@ def _name_problems(entry: _Entry, name: str | None) -> list[str]:
         return [entry.problem("a queue's name is its folder's: leave it out")]
     if name is None:
         return [] if isinstance(entry.value, str) else [entry.problem("the name of a queue is allowed")]
-    return [] if entry.value == name else [entry.problem(f"only {_short_toml(name)}, its folder's name, is allowed")]
+    return [] if entry.value == name else [entry.problem(f"only {short_toml(name)}, its folder's name, is allowed")]
 
 
 def _peer_problems(entries: Mapping[str, _Entry], values: Mapping[str, Any]) -> list[str]:
@@ -598,7 +600,7 @@ def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:
             return []
     except (Unavailable, ValueError):
         return []  # reported when the view is opened, or as a wrong value
-    return [target.problem(f"it is none of the topics that {topics.spelling} = {_short_toml(topics.value)} names")]
+    return [target.problem(f"it is none of the topics that {topics.spelling} = {short_toml(topics.value)} names")]
 
 
 # The texts of errors, and TOML.
@@ -627,10 +629,11 @@ def snake(key: str) -> str:
 
 def _toml_key(key: object) -> str:
     text = str(key)
-    return text if re.fullmatch("[A-Za-z0-9_-]+", text) else _short_toml(text)
+    return text if re.fullmatch("[A-Za-z0-9_-]+", text) else short_toml(text)
 
 
-def _short_toml(value: object) -> str:
+def short_toml(value: object) -> str:
+    """Return a value as TOML for an error, cut off after 100 characters."""
     text = toml_value(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -649,4 +652,6 @@ def toml_value(value: object) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"{value:#x}"
     return str(value)

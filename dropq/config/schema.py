@@ -94,7 +94,9 @@ def _modes(*, needed: int, possible: int) -> Kind:
     def read(value: object) -> int:
         mode = _octal(value)
         if mode & needed != needed or mode & ~possible:
-            hint = f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode else ""
+            hint = (
+                f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode < 10_000 else ""
+            )
             raise ValueError(f"a mode with at least {needed:04o} and within {possible & ~0o002:04o} is allowed{hint}")
         if mode & 0o002:
             raise ValueError("a mode without write permission for others is allowed")

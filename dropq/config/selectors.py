@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from dropq.config.load import toml_value
+from dropq.config.load import short_toml, toml_value
 from dropq.config.schema import check_expression
 from dropq.errors import ConfigError, InvalidName
 from dropq.format.addresses import check_address
@@ -132,22 +133,29 @@ def text(selector: Selector) -> str:
 
 def token_in(content: bytes) -> str:
     """Return the token in a selector's file, also in a file that cannot be used; "" if it has none."""
-    found = _TOKEN.search(content)
-    return "" if found is None else found[1].decode()
+    try:
+        token = parse_toml(content.decode()).get("token")
+    except ValueError:  # no TOML: the line that looks so
+        found = _TOKEN.search(content)
+        return "" if found is None else found[1].decode()
+    return token if isinstance(token, str) and is_token(token) else ""
 
 
-def with_token(content: str, token: str) -> str:
-    """Return the content of a selector's file with another token; everything else stays as people wrote it."""
-    line = f'token = "{token}"'
-    if _TOKEN_LINE.search(content):
-        return _TOKEN_LINE.sub(line, content, count=1)
-    return f"{line}\n{content}"
+def with_token(content: str, selector: Selector) -> str:
+    """Return the content of a selector's file with the selector's token; where one line will do, the rest stays."""
+    line = f'token = "{selector.token}"'
+    wanted = parse_toml(content) | {"token": selector.token}
+    for edited in (_TOKEN_LINE.sub(line, content, count=1), f"{line}\n{content}"):
+        with suppress(ValueError):  # the line was no key, but part of a string, or the key is there in quotes
+            if parse_toml(edited) == wanted:
+                return edited
+    return text(selector)
 
 
 def _choice(table: Mapping[str, object], key: str, choices: tuple[Choice, ...], problems: _Problems) -> Choice:
     value = table.get(key, choices[0])
     if value not in choices:
-        problems.append((key, f"{value!r} is none of {_list(choices)}"))
+        problems.append((key, f"{short_toml(value)} is none of {_list(choices)}"))
     return next((choice for choice in choices if choice == value), choices[0])
 
 
@@ -209,7 +217,7 @@ def _credit(table: Mapping[str, object], op: str, role: str, problems: _Problems
     if value is None:
         return 1
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        problems.append(("credit", f"{value!r} is no number from 1 to {_MOST}"))
+        problems.append(("credit", f"{short_toml(value)} is no number from 1 to {_MOST}"))
         return 1
     return value
 
@@ -219,7 +227,7 @@ def _token(table: Mapping[str, object], problems: _Problems) -> str:
     if value == "" or is_token(value):
         return str(value)
     problems.append(
-        ("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
+        ("token", f"{short_toml(value)} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
     )
     return ""
 

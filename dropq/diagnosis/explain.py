@@ -21,6 +21,7 @@ from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
+from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.dead_letters import check_origin
 from dropq.lifecycle.decision import Decision, count_of
@@ -146,7 +147,7 @@ class _Snapshot:
             return Decision(False, "expired", text)
         if due := self._context.settling.settles_at(file):
             return Decision(False, "settling", self._settling(), until=due)
-        if self._acks and file.name.id in self._acks and not file.name.first:
+        if file.name.id in self._acks and early_acks.applies(self._context, file):
             text = "its ack came before it: the next consumer archives it, and does not get it"
             return Decision(False, "acked", text)
         if self._belongs is not None and not self._belongs(file):

@@ -184,8 +184,12 @@ def destroyed_in(context: QueueContext) -> float | None:
 
 def is_gone(root: RootContext, name: str, error: Exception) -> bool:
     """Return whether an error says that a queue is not there: RACE: a temporary one goes when its requester is done."""
-    is_done = names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}")
-    return isinstance(error, NoSuchQueue) or is_done
+    if isinstance(error, NoSuchQueue) or not names.is_temporary(name):
+        return isinstance(error, NoSuchQueue)
+    try:
+        return not reading.exists(f"{root.layout.path}/{name}")
+    except OSError:
+        return False  # it is shown with the error that it had
 
 
 def unusable(root: RootContext, name: str, error: Exception) -> Health:
@@ -357,10 +361,10 @@ class _Checks:
     @cached_property
     def _filtered(self) -> int:
         """How many waiting messages the queue's own filter keeps from every consumer; of many, the first count."""
-        if self._rest is None or (matches := self._rest.matches) is None:
+        if (rest := self._rest) is None or rest.matches is None:
             return 0
         target, first = self._context.layout.target, self._standing.waiting.first
-        return sum(not matches(self._context.sidecars.file(file, target)) for file in first)
+        return sum(rest.keeps_out(self._context.sidecars.file(file, target)) for file in first)
 
     @cached_property
     def _rest(self) -> FilterRest | None:

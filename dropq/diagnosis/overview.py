@@ -325,13 +325,20 @@ class Viewer:
         try:
             look = watched.look()
         except Exception as error:
-            is_gone = health.is_gone(self._root, name, error)
-            if is_gone and not (self.named or self._is_away() or why_away(self._root.layout, name)):
+            if self._is_gone(name, error):
                 with self._changed:  # RACE: it went since it was listed; or it never was a queue
                     self._seen.pop(name, None)
                 return
             look = _unusable(self._root, name, error)
         watched.looked, watched.last = began, look  # RACE: who sees the look sees its time
+
+    def _is_gone(self, name: str, error: Exception) -> bool:
+        """Return whether a queue is no more, not only its disk away; False also where that cannot be looked at."""
+        try:
+            is_gone = not self.named and health.is_gone(self._root, name, error)
+            return is_gone and not (self._is_away() or why_away(self._root.layout, name))
+        except OSError:
+            return False  # it is shown with the error that it had
 
 
 def overview(root: RootContext, names: Sequence[str] | None = None) -> list[Look]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from dropq.errors import Unavailable
+from dropq.errors import Missing
 from dropq.filters.tree import Opaque
 from dropq.format.json_body import refuse_constant
 
@@ -39,7 +39,7 @@ JSON = MessageType(partial(json.loads, parse_constant=refuse_constant))
 
 
 def message_type(name: str, field_separator: str | None = None) -> MessageType:
-    """Return how to read bodies of a type, as `message_type` in queue.toml; Unavailable if it needs a missing package.
+    """Return how to read bodies of a type, as `message_type` in queue.toml; Missing if it needs a missing package.
 
     The `field_separator` is that of fix and nvfix; None for SOH.
     """
@@ -151,8 +151,8 @@ def _bson(_: str) -> MessageType:
     return MessageType(parse, {DatetimeMS: int, ObjectId: str, Decimal128: double}, LIMIT_OF_PARTS)
 
 
-def _needs(name: str, package: str) -> Unavailable:
-    return Unavailable(
+def _needs(name: str, package: str) -> Missing:
+    return Missing(
         f'filters over bodies of message_type = "{name}" need the package {package}, which is not installed for this '
         f"Python: install dropq with its extra `{name}`: pip install 'dropq[{name}]'"
     )

@@ -10,7 +10,7 @@ import logging
 import re
 from typing import Any
 
-from dropq.errors import Unavailable
+from dropq.errors import Missing
 from dropq.filters.tree import LONGEST
 
 log = logging.getLogger("dropq")
@@ -28,7 +28,7 @@ class Regex:
 
     Raises:
         ValueError: RE2 refuses the expression; the error says why.
-        Unavailable: RE2 is not installed.
+        Missing: RE2 is not installed.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -84,7 +84,7 @@ def _re2() -> Any:
     try:
         import re2
     except ImportError as missing:
-        raise Unavailable(
+        raise Missing(
             "regular expressions (LIKE in a filter over bodies, and underlying_topic) need the package google-re2, "
             "which is not installed for this Python: install dropq with its extra `amps`: pip install 'dropq[amps]'"
         ) from missing

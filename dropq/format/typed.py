@@ -46,17 +46,20 @@ class Typed:
 
     @classmethod
     def of(cls, value: object) -> Typed:
-        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""
+        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is.
+
+        Of an Enum, or of another subclass of these types, it is the plain value, which alone a file name can hold.
+        """
         if isinstance(value, Typed):
             return value
         if isinstance(value, bool):
             return cls("B", value)
         if isinstance(value, int):
-            return cls("I" if is_int32(value) else "L", value)
+            return cls("I" if is_int32(value) else "L", int(value))
         if isinstance(value, float):
-            return cls("D", value)
+            return cls("D", float(value))
         if isinstance(value, str):
-            return cls("S", value)
+            return cls("S", str.__str__(value))
         raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")
 
     @classmethod

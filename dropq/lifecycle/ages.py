@@ -23,7 +23,7 @@ JOB = 7 * DAY
 LEDGER, EPOCH = 7 * DAY, 30 * DAY
 #: An empty staged folder, whose holder makes another; the fence of a staged folder that was dropped.
 EMPTY_STAGED, FENCE = MINUTE, DAY
-#: What a subscription wanted that was killed.
+#: A file in wanted/ whose subscription was killed, and so did not remove it.
 UNWANTED = MINUTE
 #: An empty folder in held/ whose subscription lives.
 EMPTY_HELD = HOUR

@@ -45,26 +45,29 @@ def remembered(layout: QueueLayout) -> frozenset[str]:
     return reading.names_in(layout.acks)
 
 
-def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
-    """Archive a waiting message undelivered, by a claim of `owner`, if its ack came before it; else return False.
+def applies(context: QueueContext, file: MessageFile) -> bool:
+    """Return whether a waiting message has an ack that came before it: its next consumer archives it undelivered.
 
     A part of a bundle is delivered: the ack is for the whole bundle, and one part would use it up.
+    """
+    return not file.name.first and _in_force(context, file.name.id)
+
+
+def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
+    """Archive a waiting message undelivered, by a claim of `owner`, if its ack came before it; else return False.
 
     Raises:
         StorageError: it could not be claimed; or not archived, and was given back; or the archive was not synced.
     """
-    message_id = file.name.id
-    if file.name.first:
-        return False
     with context.error_context(STAYS):
-        if not _in_force(context, message_id):
+        if not applies(context, file):
             return False
     claim = Claims(context).claim(file, owner, deadline)
     if claim is None:
         return True  # RACE: another consumer was first, and settles or delivers it
     try:
         with context.error_context(STAYS):
-            ours = context.storage.unlink(_path(context, message_id))
+            ours = context.storage.unlink(_path(context, file.name.id))
         if ours:
             Claims(context).archive(claim)
         else:  # RACE: another consumer used the ack for another message of this id: this message is to be delivered

@@ -31,7 +31,7 @@ from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
 from dropq.storage.clock import time_text
-from dropq.storage.failures import describe, storage_error
+from dropq.storage.failures import describe, error_context, storage_error
 
 log = logging.getLogger("dropq")
 
@@ -492,8 +492,9 @@ def _leave(source: str, move: Callable[[str, *Rest], str], *args: *Rest, stays: 
         return move(source, *args)
     except OSError as error:
         if isinstance(error, FileNotFoundError):
-            if not reading.exists(source):
-                return None  # RACE: a consumer claimed it, or another process moved it
+            with error_context(f"{stays}, unless another process took it"):
+                if not reading.exists(source):
+                    return None  # RACE: a consumer claimed it, or another process moved it
             stays = f"{to} is missing; {stays}" if to else stays
         raise storage_error(error, stays) from error
 

@@ -18,7 +18,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.staged import WHOLE, StagedFolder
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import error_context, storage_error
 
 T = TypeVar("T")
 Rest = TypeVarTuple("Rest")
@@ -160,12 +160,13 @@ def find_renewed(context: QueueContext, claim: Claim, error: OSError) -> None:
     except FileNotFoundError as missing:
         # RACE: a sweep, an expiry or an administrator was first. No two claims ever share a name, so this move
         # cannot have touched a later claim on the message.
-        if not reading.exists(context.layout.processing):
-            fate = "the queue is not where it was: the message went with it, and is still held"
-            raise storage_error(missing, fate) from missing
-        if reading.exists(claim.path):
-            fate = f"the folder it should go to is missing; the message stays in processing/ as {claim.filename}"
-            raise storage_error(missing, fate) from missing
+        with error_context(f"the message stays in processing/ as {claim.filename}, if it is still held"):
+            if not reading.exists(context.layout.processing):
+                fate = "the queue is not where it was: the message went with it, and is still held"
+                raise storage_error(missing, fate) from missing
+            if reading.exists(claim.path):
+                fate = f"the folder it should go to is missing; the message stays in processing/ as {claim.filename}"
+                raise storage_error(missing, fate) from missing
         raise LeaseLost(lost(context, claim)) from missing
     except OSError as refused:
         raise storage_error(refused, f"the message stays in processing/ as {claim.filename}") from refused

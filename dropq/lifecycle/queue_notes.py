@@ -166,6 +166,9 @@ def why_away(root: RootLayout, address: str) -> str:
                 if os.path.islink(path) and not os.path.exists(path):
                     there = os.readlink(path)
                     return f"queue {address} is away: {path} is a link to {there}, which is not there: bring it back"
+            if os.path.exists(layout.processing) and not os.path.exists(layout.target):
+                way_out = f"`dropq fsck {shlex.quote(address)} --repair` makes it"
+                return f"queue {address} lacks its folder target/: {way_out}"
         if missed := _missed(root, address):
             return (
                 f"queue {address} is away, as when its disk is not mounted: bring it back; if it is gone for good, "

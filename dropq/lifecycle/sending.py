@@ -114,8 +114,11 @@ def into_target(context: QueueContext, source: str, name: Name, *, unique: bool 
     try:
         file = move_to_wait(context, source, name, unique=unique)
     except FileNotFoundError:
-        if not reading.exists(context.layout.target):
-            raise NoSuchQueue(f"queue {context.layout.home} is not there any more; {source} was not moved") from None
+        with error_context(f"the message stays where it was, {source}, unless another process moved it"):
+            if not reading.exists(context.layout.target):
+                raise NoSuchQueue(
+                    f"queue {context.layout.home} is not there any more; {source} was not moved"
+                ) from None
         return None  # RACE: another process moved it first
     except OSError as error:
         raise storage_error(error, f"the message stays where it was, {source}") from error

@@ -91,8 +91,9 @@ class Claims(OfQueue, Settlement):
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
             self._storage.rename(f"{folder}/{file.filename}", claim.path)
         except FileNotFoundError as error:
-            if not reading.exists(self._layout.processing):
-                raise storage_error(error, f"processing/ is missing; the message stays in {state}/") from error
+            with self.context.error_context(f"the message stays in {state}/, unless another process took it"):
+                if not reading.exists(self._layout.processing):
+                    raise storage_error(error, f"processing/ is missing; the message stays in {state}/") from error
             return None
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error

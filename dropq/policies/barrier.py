@@ -34,6 +34,7 @@ from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.policies.backlog import MAY_TAKE, holders_of
 from dropq.policies.matching import matcher
 from dropq.storage import liveness, reading
+from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.liveness import Signs
 
 log = logging.getLogger("dropq")
@@ -43,6 +44,8 @@ TimeKey = tuple[str, str]
 
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
 _WHY = ".why.json"
+#: What becomes of a share that could not be settled.
+_STAYS = "the share of the barrier is still held"
 #: What is done with a barrier that ends so.
 _DOES = {_ACKED: "archives it", _LEFT: "returns it", _ASIDE: "sets it aside"}
 
@@ -311,6 +314,8 @@ class Shares(Settlement):
             self.context.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
         except FileNotFoundError as error:
             raise LeaseLost(lost(self.context, claim)) from error
+        except OSError as error:
+            raise storage_error(error, _STAYS) from error
         self._settle(claim, _ASIDE)
         return Location(state, claim.own_name)
 
@@ -318,19 +323,23 @@ class Shares(Settlement):
         with self._barrier_claimed(claim):
             move = self.context.storage.rename
             move_out(self.context, claim, lambda path: move(path, f"{self._folder}/{how}/{claim.filename}"))
-        self.complete()
+        try:
+            self.complete()
+        except OSError as error:  # the share is settled: the next attempt, or a sweep, goes on
+            log.warning("queue %s: a sweep goes on with the end of a barrier: %s", self._queue.name, describe(error))
 
     @contextmanager
     def _barrier_claimed(self, claim: Claim) -> Iterator[None]:
         """Raise LeaseLost for a share in the block if the barrier itself was settled or requeued."""
-        if find_claim(self._queue, self.token) is None:
-            raise LeaseLost(lost(self.context, claim))
-        try:
-            yield
-        except StorageError as error:
-            if reading.is_there(self._folder, self.context.clock):
-                raise
-            raise LeaseLost(lost(self.context, claim)) from error
+        with error_context(_STAYS):
+            if find_claim(self._queue, self.token) is None:
+                raise LeaseLost(lost(self.context, claim))
+            try:
+                yield
+            except StorageError as error:
+                if reading.is_there(self._folder, self.context.clock):
+                    raise
+                raise LeaseLost(lost(self.context, claim)) from error
 
     # -- settling the barrier ----------------------------------------------------------------------------------
 
@@ -454,7 +463,7 @@ def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[S
 
 
 def handed_out(context: QueueContext, claimed: Iterable[MessageFile]) -> dict[str, tuple[Decision, Decision]]:
-    """Return what `Shares.decide` does of each barrier in `claimed`, what is in processing/, by its claim."""
+    """Return what `Shares.decide` returns of each handed-out barrier of `claimed`, the claims, by its claim's owner."""
     found = begun(context, (file.claim for file in claimed))
     return {shares.token: shares.decide(is_shown=is_shown) for shares, claim, is_shown in found if claim is not None}
 

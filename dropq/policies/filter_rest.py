@@ -35,7 +35,7 @@ class FilterRest:
         self.is_put_aside = _is_put_aside(context)
         #: Whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
         self.is_idle = config.filter is not None and config.filter_rest == "error" and not self.is_put_aside
-        self._decide = deciding(config.filter or "", context, "target", context) if self.is_put_aside else None
+        self._decide = None if self.matches is None else deciding(config.filter or "", context, "target", context)
         #: When a message is looked at again, in ms since 1970; another file may come under a foreign name.
         self._again: dict[tuple[str, int], int] = {}
         self._changed = 0
@@ -50,15 +50,22 @@ class FilterRest:
         """
         if self.matches is None or self.matches(file):
             return Decision(True, "ready")
+        if not self.keeps_out(file):
+            text = (
+                "its body cannot be read here, or is too long or deep, so the queue's filter does not match: it stays"
+            )
+            return Decision(False, "filter", text)
         text = "it does not match the queue's filter: no consumer gets it"
-        if self._decide is None:
+        if not self.is_put_aside:
             return Decision(False, "filter", text)
         if time.monotonic() >= self._read_until:
             self._read_configuration()
         due = max(self._came(file), self._changed) + self._patience
-        if due <= self._context.clock.now_ms() and self._decide(file) is not False:
-            return Decision(False, "filter", f"{text}; it stays, as its body cannot be read, or is too long or deep")
         return Decision(False, "filter", f"{text}, and the first that meets it then puts it aside in error/", until=due)
+
+    def keeps_out(self, file: MessageFile) -> bool:
+        """Return whether the filter does not match; False of a body that cannot be read, or is too long or deep."""
+        return self._decide is not None and self._decide(file) is False
 
     def is_due(self, file: MessageFile) -> bool:
         """Return whether a consumer is to put a message aside now; the configuration is read once more before.

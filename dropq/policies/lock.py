@@ -135,8 +135,8 @@ class Lock:
         """Whether the file was removed since it was opened: another process may hold the lock of a new file."""
         try:
             return inode(self._path) != self._inode
-        except FileNotFoundError:
-            return True
+        except OSError:
+            return True  # it was removed, or nobody can tell
 
 
 class PolicyLock(Lock):

@@ -43,17 +43,17 @@ def matcher(context: QueueContext, filter: str, state: str = "target") -> Callab
 
 
 def deciding(
-    filter: str, context: QueueContext, state: str, into: QueueContext
+    filter: str, context: QueueContext, state: str, into: QueueContext, reasons: Reasons | None = None
 ) -> Callable[[MessageFile], bool | None]:
     """Return a function that tests messages that lie in one queue, before they enter the same or another.
 
     None says that it cannot tell now; of messages that stay in their queue, it cannot tell what is longer than filters
-    read, or nested too deeply, either. Errors as of `matcher`.
+    read, or nested too deeply, either. Errors, and `reasons`, as of `Lookups`.
     """
     from dropq.filters import compile_filter
 
     compiled = compile_filter(filter)
-    lookups = Lookups(context, state, reads_bodies=compiled.reads_body, into=into)
+    lookups = Lookups(context, state, reads_bodies=compiled.reads_body, into=into, reasons=reasons)
     return lookups.deciding(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 

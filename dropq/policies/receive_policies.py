@@ -157,7 +157,7 @@ class ReceivePolicies:
         return not self.must_wait
 
     def hand_out(self, barrier: MessageFile, waiting: int) -> None:
-        """Hand out the first barrier, unless a message is before it: so many are known to wait."""
+        """Hand out the first barrier, unless a message is before it; `waiting` is how many are known to wait."""
         assert self._barrier is not None
         with error_context("the barrier stays in target/"):
             self.decision = self._barrier.hand_out(barrier, waiting, alone=lambda: not self._lock.broken)

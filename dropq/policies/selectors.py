@@ -191,16 +191,17 @@ class Selectors:
                 return InUse(self._context, replace(selector, token=new_token()), version)
             if not gives:
                 return None  # it is read again at the next refresh
-            self._give_token(name, content, version)
+            self._give_token(selector, content, version)
             return self._read(name, path, gives=False)  # RACE: what is there may be another router's
         return InUse(self._context, selector, version)
 
-    def _give_token(self, name: str, content: bytes, version: Version) -> None:
-        context, path = self._context, path_of(self._context, name)
-        token = reserve_token(context.root.layout, context.name, name, context.storage)
+    def _give_token(self, selector: Selector, content: bytes, version: Version) -> None:
+        context, path = self._context, path_of(self._context, selector.name)
+        token = reserve_token(context.root.layout, context.name, selector.name, context.storage)
         with PolicyLock(context).acquire() as locked:
             if locked and version_of(path) == version:  # RACE: it may have been removed, or replaced by a script
-                context.storage.write_small(path, with_token(content.decode(), token).encode())
+                edited = with_token(content.decode(), replace(selector, token=token))
+                context.storage.write_small(path, edited.encode())
 
     @property
     def out_of_credit(self) -> bool:

@@ -11,8 +11,6 @@ from typing import Any
 
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
-from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.open_queue import open_queue
 from dropq.queue.message_view import MessageView
 from dropq.queue.missing_queue import missing_queue_sender
 from dropq.queue.sender import Sender
@@ -32,13 +30,13 @@ def reply_queue(request: MessageView) -> Sender:
             f"{of_message} has no reply_to: send the answer to a queue that you name, or let the sender give a "
             "reply_to; nothing was sent"
         )
+    asked: Any = request.context.public  # a `Queue`; its root returns queues that send as users do
     root, address = request.context.root, name.removeprefix(names.TOPIC_REPLY)
     try:
-        context = _open(root, address)
-        view = context.config
-        if view.underlying_topic is not None:  # a send to a view is published to its topic
-            context = _open(root, view.default_publish_target or view.underlying_topic)
-        return Sender(context)
+        names.check_queue_name(address)  # a subscription's address is refused, too
+        queue: Sender = asked.root.queue(address)
+        _ = queue._destination  # opens it
+        return queue
     except (InvalidName, NoSuchQueue) as error:
         if isinstance(error, NoSuchQueue) and (sender := missing_queue_sender(root, address)) is not None:
             return sender
@@ -48,11 +46,6 @@ def reply_queue(request: MessageView) -> Sender:
                 f"{request.correlation_id or request.id!r}: its requester's queue {name} is gone; nothing was sent"
             ) from error
         raise type(error)(f"the reply_to of {of_message}: {error}; nothing was sent") from error
-
-
-def _open(root: RootContext, name: str) -> QueueContext:
-    names.check_queue_name(name)
-    return open_queue(root, name)
 
 
 def correlated(request: MessageView, fields: Mapping[str, Any]) -> dict[str, Any]:

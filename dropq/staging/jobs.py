@@ -8,8 +8,8 @@ the commit and the ledger stay where the job began, so no job is sent to both.
 To drop a job, its folder is first renamed, so that no manifest can appear in it any more, and then searched for one.
 
     a crash               leaves                                 and a sweep
-    before the commit     a folder without a manifest            drops it after a week without a write; one that is made
-                                                                 by `dropq sweep` only after `--jobs-older-than`
+    before the commit     a folder without a manifest            drops it after a week without a write if a consumer
+                                                                 sweeps; `dropq sweep`, only by `--jobs-older-than`
     after the commit      a manifest, and files that have not    moves the files, and then removes the folder
                           gone
     while it is dropped   a folder that is named so              removes it, or goes on if it has a manifest

@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -353,11 +353,19 @@ def _take_hidden(root: RootContext, layout: QueueLayout) -> bool:
     return not is_hidden(layout)
 
 
-def remove_hidden(root: RootContext, topic: str) -> tuple[int, int]:
-    """Go on with the removal of a topic's hidden subscriptions; return how many are gone, and how many still wait."""
+def remove_hidden(
+    root: RootContext, topic: str, passing: Callable[[str], AbstractContextManager[object]] = nullcontext
+) -> tuple[int, int]:
+    """Go on with the removal of a topic's hidden subscriptions; return how many are gone, and how many still wait.
+
+    `passing` handles the errors of each.
+    """
     layout = topic_layout(root.layout.path, topic)
     found = [subscription_layout(layout, folder) for folder in hidden_subscriptions(root.layout, topic)]
-    gone = sum(_take_hidden(root, each) for each in found)
+    gone = 0
+    for each in found:
+        with passing(each.home):
+            gone += _take_hidden(root, each)
     return gone, len(found) - gone
 
 
@@ -405,39 +413,47 @@ def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
 
 def _may_go(layout: QueueLayout, away: str) -> bool:
     """Decide whether a subscription is removed that another process has taken away; log it if it is not."""
-    try:
-        if _end_routes(layout, away):
-            return True
-        log.warning("subscription %s is not removed, as its routes took messages: it is back", layout.home)
-    except StorageError as error:
-        log.warning("%s", error)
+    if _end_routes(layout, away):
+        return True
+    log.warning("subscription %s is not removed, as its routes took messages: it is back", layout.home)
     return False
 
 
-def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None) -> int:
-    """Remove subscriptions that were half made or half removed, and ephemeral ones of the dead; return how many."""
+def tidy_topic(
+    topic: QueueContext,
+    passing: Callable[[str], AbstractContextManager[object]],
+    *,
+    ephemeral_older_than: float | None = None,
+) -> int:
+    """Remove subscriptions that were half made or half removed, and ephemeral ones of the dead; return how many.
+
+    `passing` handles the errors of each.
+    """
     root, count = topic.root, 0
     above = removed_subscriptions(topic.layout.topic)
     refuse_links((above, topic.layout.new))
     for entry in list(reading.entries(above)):
         layout = subscription_layout(topic.layout, entry.name.rpartition(".deleting-")[0])
-        if entry.name.endswith(UNLESS_ROUTED) and not _may_go(layout, entry.path):
-            continue
-        clear_away(root, layout, entry.path)
-        count += 1
-    count += remove_hidden(root, topic.name)[0]
+        with passing(entry.path):
+            if not entry.name.endswith(UNLESS_ROUTED) or _may_go(layout, entry.path):
+                clear_away(root, layout, entry.path)
+                count += 1
+    count += remove_hidden(root, topic.name, passing)[0]
     for entry in list(reading.entries(topic.layout.new)):
-        if topic.age_ms(entry.path) > ages.DEAD_SUBSCRIBER:
-            topic.storage.remove_tree(entry.path)
-            count += 1
-    if topic.age_ms(unsettled_config(topic.layout.topic)) > ages.DEAD_SUBSCRIBER:  # who makes it, or removes it, died
-        settle_config(topic.layout, topic.storage)
+        with passing(entry.path):
+            if topic.age_ms(entry.path) > ages.DEAD_SUBSCRIBER:
+                topic.storage.remove_tree(entry.path)
+                count += 1
+    config = unsettled_config(topic.layout.topic)
+    with passing(config):
+        if topic.age_ms(config) > ages.DEAD_SUBSCRIBER:  # who makes it, or removes it, died
+            settle_config(topic.layout, topic.storage)
     for folder in list(subscription_folders(root.layout, topic.name)):
         layout = subscription_layout(topic.layout, folder)
-        with ephemeral.left(layout, topic.clock, ephemeral_older_than) as is_left:
-            pass
-        if is_left:
-            with suppress(NoSuchQueue):  # RACE: another sweep was first
+        with passing(layout.home), suppress(NoSuchQueue):  # RACE: another sweep was first
+            with ephemeral.left(layout, topic.clock, ephemeral_older_than) as is_left:
+                pass
+            if is_left:
                 take_away(root, layout, force=True)
                 count += 1
     return count

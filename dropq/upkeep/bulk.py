@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property, partial
 from shlex import quote
@@ -27,13 +27,14 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
+from dropq.policies.matching import deciding
 from dropq.queue import by_id
 from dropq.queue.browsing import browse, named, walk
 from dropq.queue.message import Message
 from dropq.queue.subscription import Subscription
 from dropq.staging import fan_out
 from dropq.storage import reading
-from dropq.storage.failures import error_context
+from dropq.storage.failures import describe, error_context
 from dropq.storage.watch import Watch
 from dropq.upkeep import reassembly
 from dropq.upkeep.archived import checked, since
@@ -70,6 +71,7 @@ class Selection:
         before: only what came to the state by this time, in ms since 1970, however long the verb takes; None for all.
             Then it takes the memory of few messages, and ends once `stop` returns True.
         exact: the ids are file names, so that one listing finds them.
+        undecided: the states and names of messages of which `select` cannot tell whether the filter matches.
 
     Raises:
         ValueError: `ids` is a text, which is no list of ids.
@@ -85,6 +87,7 @@ class Selection:
     before: int | None = None
     exact: bool = False
     stop: Callable[[], bool] = lambda: False
+    undecided: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, str | bytes):
@@ -107,6 +110,13 @@ class Selection:
         """Return whether a message of these names is asked for."""
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
+    def why_undecided(self, *messages: Message) -> str:
+        """Return why messages are not touched that `select` yields because a filter may match; "" if it does."""
+        if self.undecided.isdisjoint((message.state, message.file) for message in messages):
+            return ""
+        why = "its body cannot be read, or is too long or deep"
+        return f"whether the filter matches is not known, as {why}; it was not touched"
+
     def check(self, allowed: Sequence[str], verb: str, instead: str = "") -> None:
         """Raise ValueError for states that a verb does not take messages from; it says what to do `instead`."""
         if not set(self.states) <= set(allowed):
@@ -114,7 +124,7 @@ class Selection:
 
 
 def select(context: QueueContext, which: Selection) -> Iterator[Message]:
-    """Yield the selected messages: one state after the other, each in order of delivery."""
+    """Yield the selected messages, and the undecided: one state after the other, each in order of delivery."""
     if "target" in which.states:
         _wait_for_recovery(context)
     with error_context("no message was touched"):
@@ -136,8 +146,21 @@ def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Mes
     if which.exact and which.wanted is not None:
         return list(named(context, state, which.wanted))
     if which.before is not None:
-        return walk(context, state, which.filter, which.stop)
-    return list(browse(context, state, which.filter))
+        return _matching(context, state, which, walk(context, state, stop=which.stop))
+    return list(_matching(context, state, which, browse(context, state)))
+
+
+def _matching(context: QueueContext, state: str, which: Selection, messages: Iterable[Message]) -> Iterator[Message]:
+    if which.filter is None:
+        yield from messages
+        return
+    takes = deciding(which.filter, context, state, context, context.reasons)
+    for message in messages:
+        answer = takes(message._file)
+        if answer is None:
+            which.undecided.add((state, message.file))
+        if answer is not False:
+            yield message
 
 
 def _names(message: Message) -> set[str]:
@@ -187,14 +210,13 @@ def requeue(
     messages = select(context, which)
     if to is None and which.wanted is None:
         messages = (message for message in messages if not _is_for_another(message))
-    requeued = _requeue_own if to is None else _requeue
 
     def act(message: Message) -> str | None:
-        return requeued(moves, message, destination, keep_expiration=keep_expiration)
+        return _requeue(moves, message, destination, keep_expiration=keep_expiration)
 
-    return _carried(
-        CarrierTo(context, destination), each(context, which, messages, act, f"requeued to {destination.name}")
-    )
+    why_kept = _why_kept if to is None else None
+    outcomes = each(context, which, messages, act, f"requeued to {destination.name}", why_kept)
+    return _carried(CarrierTo(context, destination), outcomes)
 
 
 def _is_for_another(message: Message) -> bool:
@@ -223,13 +245,14 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
     return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
-def _requeue_own(moves: Moves, message: Message, own: QueueContext, *, keep_expiration: bool) -> str | None:
-    if _is_for_another(message):
-        raise Unavailable(
-            f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
-            f"{quote(own.name)} {quote(message.id)} --to QUEUE` sends it to another"
-        )
-    return _requeue(moves, message, own, keep_expiration=keep_expiration)
+def _why_kept(message: Message) -> str:
+    """Return why a message cannot be requeued to its own queue; "" if it can."""
+    if not _is_for_another(message):
+        return ""
+    return (
+        f"it was made for {message.origin}, which was gone, and is no message of this queue: `dropq requeue "
+        f"{quote(message.context.name)} {quote(message.id)} --to QUEUE` sends it to another"
+    )
 
 
 def _requeue(moves: Moves, message: Message, destination: QueueContext, *, keep_expiration: bool) -> str | None:
@@ -262,12 +285,13 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
             join = partial(reassembly.join, context, state, parts, keep_expiration=keep_expiration)
-            outcome = _outcome(parts[0], join, f"{done} as one message of {len(parts)} parts", which)
+            why = which.why_undecided(*parts) or reassembly.why_apart(parts)
+            outcome = _outcome(parts[0], join, f"{done} as one message of {len(parts)} parts", which, why)
             yield replace(outcome, id=bundle)
         else:
             for part in parts:
-                act = partial(_requeue_own, moves, part, context, keep_expiration=keep_expiration)
-                yield _outcome(part, act, done, which)
+                act = partial(_requeue, moves, part, context, keep_expiration=keep_expiration)
+                yield _outcome(part, act, done, which, _why_kept(part))
     yield from _not_found(context, which, found)
 
 
@@ -431,7 +455,10 @@ def ack(
         raise ValueError(f"{context.name} is a topic, which nobody consumes: name a subscription; nothing was changed")
     messages = list(select(context, which))
     if which.dry_run:
-        kept = ((each, by_id.why_kept(context, each._file, each.state, own)) for each in messages)
+        kept = (
+            (each, which.why_undecided(each) or by_id.why_kept(context, each._file, each.state, own))
+            for each in messages
+        )
         return (Outcome(each.id, each.file, not why, why or "would be acknowledged") for each, why in kept)
 
     def acknowledging() -> Iterator[Outcome]:
@@ -491,9 +518,11 @@ def prune(
     with context.error_context("what is not reported as removed was not touched"):
         if state == "target":
             _wait_for_recovery(context)
-        for file in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
-            if file is not None:
-                yield Outcome(Message(Claims(context), state, context.sidecars.file(file)).id, file, True, done)
+        for found in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
+            if found is not None:
+                id = Message(Claims(context), state, context.sidecars.file(found.file)).id
+                detail = done if found.error is None else describe(found.error)
+                yield Outcome(id, found.file, found.error is None, detail)
 
 
 def _wait_for_recovery(context: QueueContext) -> None:
@@ -512,21 +541,26 @@ def each(
     messages: Iterable[Message],
     act: Callable[[Message], str | None],
     done: str,
+    why_kept: Callable[[Message], str] | None = None,
 ) -> Iterator[Outcome]:
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
     `act` returns a message's new file name, "" if it has none, or None if another process was first; `done` says in
-    words what it does.
+    words what it does. `why_kept` returns why it cannot be done, or "": a dry run asks it, too.
     """
     found: set[str] = set()
     for message in messages:
         found |= _names(message)
-        yield _outcome(message, partial(act, message), done, which)
+        yield _outcome(message, partial(act, message), done, which, why_kept(message) if why_kept else "")
     yield from _not_found(context, which, found)
 
 
-def _outcome(message: Message, act: Callable[[], str | None], done: str, which: Selection) -> Outcome:
+def _outcome(
+    message: Message, act: Callable[[], str | None], done: str, which: Selection, why_kept: str = ""
+) -> Outcome:
     outcome = partial(Outcome, message.id, message.file)
+    if why := which.why_undecided(message) or why_kept:
+        return outcome(False, why)
     if which.dry_run:
         return outcome(True, f"would be {done}")
     try:

@@ -319,9 +319,12 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
             return
     except OSError:
         pass
+    are_joined = reassembly.is_under_way(gone)
     _restore(context, gone)
     jobs.sweep(context)
     refuse_unsettled(context)
+    if are_joined:
+        raise Unavailable(f"parts of queue {context.name!r} are being put together: try again; nothing was removed")
     what = f"queue {context.name!r} holds what is no message in target/ or processing/"
     raise _not_empty(context, f"{what}: `dropq fsck {context.name} --repair` sets it aside, or force it")
 
@@ -331,9 +334,9 @@ def _not_empty(context: QueueContext, why: str) -> StorageError:
 
 
 def is_under_way(layout: QueueLayout, ignore: tuple[str, ...] | None) -> bool:
-    """Return whether messages were committed, are carried elsewhere or, unless `ignore` is None, lie in routing/."""
+    """Return whether messages are committed, carried away, put together or, unless `ignore` is None, in routing/."""
     committed = jobs.is_committed(layout.working) or has_committed(layout) or in_transit(layout)
-    return bool(committed or (ignore is not None and routes.routed(layout, ignore)))
+    return bool(committed or reassembly.is_under_way(layout) or (ignore is not None and routes.routed(layout, ignore)))
 
 
 def _restore(context: QueueContext, gone: QueueLayout) -> None:

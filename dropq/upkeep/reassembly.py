@@ -32,7 +32,7 @@ from typing import IO
 from dropq.errors import DropqError
 from dropq.format import names
 from dropq.format.credits import may_have_via
-from dropq.format.layout import STATES, WITH_REASON
+from dropq.format.layout import STATES, WITH_REASON, QueueLayout
 from dropq.format.names import Name
 from dropq.format.staged import ALIVE, BACK, DRAFT, DROPPED, reassembled_from
 from dropq.lifecycle import ages, credits, naming
@@ -115,14 +115,10 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
         DropqError: the parts cannot be put together; they stay as they are.
         StorageError: they stay as they are, or a sweep moves them back; or, if the text says so, they are together.
     """
-    parts = sorted(filter(None, map(Part.of, messages)), key=lambda part: (part.number, part.file))
+    if why := why_apart(messages):
+        raise DropqError(why)
+    parts = _sorted(messages)
     first = parts[0]
-    for part in parts:
-        if part.body_format != first.body_format:
-            raise DropqError(
-                f"{first.file} is {first.body_format}, and {part.file} is {part.body_format}: parts of several formats "
-                f"make no bundle, requeue them without --whole; {APART}"
-            )
     name = naming.name_of_whole(context, first.file, first.bundle, first.number, keep_expiration=keep_expiration)
     folder = f"{context.layout.reassembly}/{state},{os.urandom(8).hex()}"
     with error_context(APART):
@@ -139,6 +135,26 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
         except (OSError, DropqError) as error:
             log.warning("%s stays until a sweep clears it: %s", folder, describe(error))
     return name
+
+
+def why_apart(messages: Sequence[Message]) -> str:
+    """Return why parts cannot be put together, as far as their names tell; else ""."""
+    try:
+        parts = _sorted(messages)
+    except DropqError as error:
+        return str(error)
+    first = parts[0]
+    for part in parts:
+        if part.body_format != first.body_format:
+            return (
+                f"{first.file} is {first.body_format}, and {part.file} is {part.body_format}: parts of several formats "
+                f"make no bundle, requeue them without --whole; {APART}"
+            )
+    return ""
+
+
+def _sorted(messages: Sequence[Message]) -> list[Part]:
+    return sorted(filter(None, map(Part.of, messages)), key=lambda part: (part.number, part.file))
 
 
 def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part], name: str) -> None:
@@ -281,6 +297,11 @@ def sweep(context: QueueContext) -> tuple[int, int]:
                 refused += 1
                 log.warning("%s: %s; the next sweep tries again", entry.path, describe(error))
     return done, refused
+
+
+def is_under_way(layout: QueueLayout) -> bool:
+    """Return whether parts are put together, or lie where a process that died left them."""
+    return any(reading.names_in(folder) for folder in (layout.reassembly, layout.joining))
 
 
 def is_left(context: QueueContext, folder: str) -> bool:

@@ -10,9 +10,17 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
+from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.storage import reading
+
+
+class Surplus(NamedTuple):
+    """A file that is over a limit, and why it could not be removed; None if it was removed, or was not to be."""
+
+    file: str
+    error: OSError | DropqError | None = None
 
 
 def surplus(
@@ -22,15 +30,15 @@ def surplus(
     keep_age: float | None = None,
     keep_count: int | None = None,
     remove: bool,
-) -> Iterator[str | None]:
-    """Yield the names of the files that are over a limit, oldest first; on the way there, None for each small step.
+) -> Iterator[Surplus | None]:
+    """Yield the files that are over a limit, oldest first; on the way there, None for each small step.
 
     Without an age, it counts the names, and looks at the files only if there are more than `keep_count`.
 
     Args:
         keep_age: seconds that files are kept; None takes the queue's history_age for processed/.
         keep_count: how many are kept; None takes the queue's max_history for processed/.
-        remove: remove each file before yielding its name.
+        remove: remove each file before yielding it, or yield it with the error, and go on.
     """
     if state == "processed":
         keep_age = context.config.history_age if keep_age is None else keep_age
@@ -53,12 +61,14 @@ def surplus(
                     count, counted = sum(reading.message_counts(folder, context.config.ignore)), time.monotonic()
                 if count <= (keep_count or 0):
                     continue
-            if not remove or _remove(context, state, file, changed):
-                count -= 1
-                removed += remove
-                yield file
-            else:
-                yield None
+            try:
+                is_gone = not remove or _remove(context, state, file, changed)
+            except (OSError, DropqError) as error:
+                yield Surplus(file, error)
+                continue
+            count -= is_gone
+            removed += remove and is_gone
+            yield Surplus(file) if is_gone else None
     finally:
         if removed:
             context.log.act("pruned", count=removed, state=state)

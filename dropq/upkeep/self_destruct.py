@@ -32,6 +32,7 @@ from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import forget_view
+from dropq.upkeep import reassembly
 from dropq.upkeep.queues import is_under_way
 
 log = logging.getLogger("dropq")
@@ -58,6 +59,7 @@ def sweep(context: QueueContext) -> bool:
         if left_ms(context) > 0:
             return False
         jobs.sweep(context)
+        reassembly.sweep(context)
         if _is_in_use(context):
             return False
         context = open_queue(context.root, context.name)  # its file may say otherwise by now

@@ -301,7 +301,8 @@ def _tidy_topic(sweep: Sweep) -> None:
     if sweep.context.layout.is_topic:
         from dropq.topics.subscriptions import tidy_topic
 
-        sweep.report.ephemeral += tidy_topic(sweep.context, ephemeral_older_than=sweep.ephemeral_older_than)
+        older_than = sweep.ephemeral_older_than
+        sweep.report.ephemeral += tidy_topic(sweep.context, sweep.passing_over, ephemeral_older_than=older_than)
 
 
 def _distribute(sweep: Sweep) -> None:
@@ -416,8 +417,12 @@ def _drop_unwanted(sweep: Sweep) -> Iterator[None]:
 
 
 def _prune(sweep: Sweep) -> Iterator[None]:
-    for file in surplus(sweep.context, remove=True):
-        sweep.report.pruned += file is not None
+    for found in surplus(sweep.context, remove=True):
+        if found is not None:
+            with sweep.passing_over(found.file):
+                if found.error is not None:
+                    raise found.error
+                sweep.report.pruned += 1
         yield
 
 

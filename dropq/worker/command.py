@@ -31,7 +31,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, LeaseLost, Missing, NoSuchQueue
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Duration, Message
 from dropq.queue.outputs import Out, OutputWriter
@@ -69,7 +69,7 @@ class Runner:
         timeout: how long the command may run before it is ended and its message fails; None for no limit.
 
     Raises:
-        Unavailable: there is no such command, or its exit status could not be read; no message was touched.
+        Missing: there is no such command, or its exit status could not be read; no message was touched.
     """
 
     def __init__(self, argv: Sequence[str], *, timeout: Duration | None = None) -> None:
@@ -79,9 +79,9 @@ class Runner:
         self.timeout = None if timeout is None else parse_duration(timeout)
         program = shutil.which(self.argv[0])
         if program is None:
-            raise Unavailable(f"{self.argv[0]}: no such command, or it may not be executed; no message was touched")
+            raise Missing(f"{self.argv[0]}: no such command, or it may not be executed; no message was touched")
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited from the program that started us
-            raise Unavailable("SIGCHLD is ignored, so no exit status can be read: start the worker without ignoring it")
+            raise Missing("SIGCHLD is ignored, so no exit status can be read: start the worker without ignoring it")
         self._program = os.path.abspath(program)
         self._guard = Guard()
         self._names = _SecondNames()

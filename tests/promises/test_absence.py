@@ -193,6 +193,15 @@ def test_a_queue_that_is_away_is_told_with_the_way_out(
         assert swept(queue, clock) == 1
 
 
+def test_a_queue_that_lacks_target_alone_is_not_away(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    os.rmdir(queue.layout.target)
+    says = "queue q lacks its folder target/: `dropq fsck q --repair` makes it"
+    assert queue_notes.why_away(queue.root.context.layout, "q") == says
+    with pytest.raises(DropqError, match=says):
+        Root(queue.root.path).queue("q").send("x")
+
+
 def test_the_metadata_of_a_queue_that_was_deleted_or_renamed_is_no_reason_to_keep_that_of_others(
     tmp_path: Path, clock: Clock
 ) -> None:

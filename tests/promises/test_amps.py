@@ -6,6 +6,7 @@ One root is one instance of AMPS's, however many hosts and processes share it.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, NamedTuple
@@ -28,6 +30,7 @@ from dropq.lifecycle.timing import Timing
 from dropq.policies.build import view_of
 from dropq.policies.fair_share import FairShare
 from dropq.storage import reading
+from dropq.upkeep import bulk
 
 SYNC = '{"isSyncPoint": 1}'
 
@@ -700,6 +703,37 @@ def test_an_ack_by_a_filter_may_be_tried_and_kept_to_what_waits(make: Make) -> N
     topic = queue.root.create_topic("news")
     with pytest.raises(ValueError, match="news is a topic, which nobody consumes"):
         topic.queue.ack_matching("TRUE")
+
+
+@pytest.mark.parametrize("verb", ["purge", "ack", "expire", "move", "requeue", "dry purge", "dry ack"])
+def test_no_verb_touches_a_message_whose_body_cannot_be_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    queue = make()
+    other = queue.root.create_queue("other", durability="none")
+    state = "error" if verb == "requeue" else "target"
+    for body in ('{"customer": "ann"}', "{}"):
+        queue.send(body)
+        if state == "error":
+            take(queue).reject("no")
+    closed = next(iter(queue.browse(state))).path
+    read = reading.read_body
+
+    def refused(path: str, *longest: int) -> bytes:
+        if path == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return read(path, *longest)
+
+    monkeypatch.setattr(reading, "read_body", refused)
+    which = bulk.Selection((state,), filter="/customer IS NULL", dry_run=verb.startswith("dry"))
+    verbs: dict[str, Callable[..., Iterator[Any]]] = {
+        "purge": bulk.purge, "ack": partial(bulk.ack, subscribe=queue.subscribe), "expire": bulk.expire,
+        "move": partial(bulk.move, to=other.context), "requeue": bulk.requeue,
+    }  # fmt: skip
+    outcomes = list(verbs[verb.removeprefix("dry ")](queue.context, which))
+    assert [outcome.ok for outcome in outcomes] == [False, True]
+    assert outcomes[0].detail.endswith("its body cannot be read, or is too long or deep; it was not touched")
+    assert os.path.exists(closed)
 
 
 def test_an_ack_by_a_filter_says_that_a_file_may_still_be_written_to(make: Make) -> None:

@@ -73,6 +73,27 @@ def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_on
     assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
 
 
+@pytest.mark.parametrize("refused", ["write_small", "remove_tree"])
+def test_a_share_whose_disk_refuses_is_held_or_settled_as_its_holder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    queue = with_barrier(tmp_path)
+
+    def full(self: Storage, path: str, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with queue.subscribe(max_backlog=None) as one:
+        message = given(one)
+        monkeypatch.setattr(Storage, refused, full)
+        if refused == "write_small":
+            with pytest.raises(StorageError, match="the share of the barrier is still held"):
+                message.reject("no")
+            monkeypatch.undo()
+        message.reject("no")
+        assert not message.held
+    assert where(queue)["error"] == [b"sync"]
+
+
 def test_a_barrier_waits_for_what_is_committed_before_it_and_has_not_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

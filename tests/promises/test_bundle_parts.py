@@ -27,7 +27,7 @@ from dropq.format.names import Name
 from dropq.lifecycle import early_acks
 from dropq.queue.message import Record
 from dropq.records.formats import is_empty, pack
-from dropq.upkeep import reassembly
+from dropq.upkeep import bulk, reassembly
 
 ID = "1795383089375000-7523895424"
 
@@ -512,6 +512,8 @@ def test_parts_that_contradict_each_other_stay_as_they_are(make: Make, problem: 
     before = {path: path.read_bytes() for path in paths}
     (outcome,) = queue.requeue([ID], whole=True)
     assert not outcome.ok
+    (dry,) = bulk.requeue(queue.context, bulk.Selection(("error",), [ID], dry_run=True), whole=True)
+    assert dry == outcome if problem in ("formats", "tables") else dry.ok, "a dry run reads no body"
     assert re.search(says, outcome.detail)
     assert outcome.detail.endswith("the parts stay as they are")
     assert {path: path.read_bytes() for path in Path(queue.layout.error).iterdir()} == before

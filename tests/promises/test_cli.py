@@ -33,6 +33,7 @@ from dropq.cli import look, output
 from dropq.cli import main as cli
 from dropq.cli.sending import Sending
 from dropq.cli.shell import delayed_interrupt
+from dropq.errors import Missing
 from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.sending import Outlet
@@ -265,7 +266,8 @@ def test_without_a_command_it_tells_which_there_are(run: Run) -> None:
         (dropq.NoSuchMessage("x"), 66),
         (dropq.StorageError("x", errno=errno.ENOENT), 66),
         (FileNotFoundError(errno.ENOENT, "x"), 66),
-        (dropq.Unavailable("x"), 69),
+        (Missing("x"), 69),
+        (dropq.Unavailable("x"), 75),
         (RuntimeError("x"), 70),
         (dropq.DropqError("x"), 70),
         (dropq.QueueExists("x"), 73),

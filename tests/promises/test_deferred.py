@@ -260,9 +260,11 @@ def test_it_is_remembered_as_long_as_the_queue_says(
     queue.ack(other, defer=True)
     clock.advance(seconds - 5)
     send_as(queue, id, b"in time")
+    assert [one.why for one in queue.explain()] == ["acked"]
     assert queue.receive() is None and queue.sweep().leftovers == 0
     clock.advance(10)
     send_as(queue, other, b"too late")
+    assert [one.why for one in queue.explain()] == ["ready"]
     assert take(queue).body == b"too late"
 
 

@@ -387,7 +387,7 @@ def test_a_request_to_a_queue_that_is_away_exits_as_any_send(lookup: Root, run: 
     os.rename(away.layout.home, lookup.path.parent / "disk")
     os.symlink(lookup.path.parent / "no-disk", away.layout.home)
     sent, asked = run("send", "away", input="x"), run("send", "away", "--wait-reply", "5s", input="x")
-    assert sent.code == asked.code == 69
+    assert sent.code == asked.code == 75
 
 
 @pytest.mark.parametrize(("name", "code", "word"), [("printer", 66, "no_such_queue"), ("closed", 75, "bounced")])

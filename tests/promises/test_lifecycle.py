@@ -845,3 +845,28 @@ def test_settling_while_the_queue_is_away_fails_and_keeps_the_claim(
         assert subscription.held == (message,)
         message.ack()
     assert where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend", "receive"])
+def test_a_race_that_is_lost_on_a_disk_that_cannot_be_looked_at_is_a_storage_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    queue = make()
+    queue.send("a")
+    subscription = queue.subscribe()
+
+    def refused(path: str) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def taken(self: Storage, source: str, destination: str, *_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+
+    act: dict[str, Callable[[], object]] = {"receive": subscription.receive}
+    if verb not in act:
+        message = take(queue)
+        act |= {"ack": message.ack, "nack": partial(message.nack, delay=0), "extend": partial(message.extend, 5)}
+    for name in ("rename", "rename_guarded", "move"):
+        monkeypatch.setattr(Storage, name, taken)
+    monkeypatch.setattr(reading, "exists", refused)
+    with pytest.raises(StorageError, match=r"Input/output error at .*(if it is still held|unless another)"):
+        act[verb]()

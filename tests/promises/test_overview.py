@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -99,6 +100,24 @@ def test_a_root_is_looked_at_queue_by_queue_and_one_that_cannot_be_read_has_its_
     assert [look.health.error is None for look in looks] == [True, False, True]
     assert findings(looks[1]) == ["configuration"]
     assert looks[0].counts["target"] == 1 and not looks[1].counts
+
+
+def test_a_queue_of_which_nobody_can_tell_whether_it_went_is_shown_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.create(tmp_path)
+    root.create_queue("q", durability="none")
+
+    def refused(*_: object) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), tmp_path)
+
+    def gone(*_: object) -> Any:
+        raise NoSuchQueue("it is no queue")
+
+    monkeypatch.setattr(overview_module, "open_queue", gone)
+    monkeypatch.setattr(overview_module, "why_away", refused)
+    (look,) = root.overview()
+    assert look.health.error is not None and "it is no queue" in str(look.health.error)
 
 
 def test_what_settled_and_what_came_are_rates_of_the_last_minute(make: Make, clock: Clock) -> None:

@@ -22,6 +22,7 @@ from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
 from dropq.policies.backlog import Backlog
 from dropq.policies.receive_policies import RECHECK, TURN_RECHECK
+from dropq.storage import reading
 from dropq.storage.files import Storage
 
 
@@ -252,3 +253,23 @@ def test_a_message_that_cannot_be_claimed_keeps_none_behind_it_back(
     monkeypatch.setattr(Claims, "claim", refused)
     with queue.subscribe(max_backlog=None) as subscription:
         assert [message.body for message in subscription.receive_many(2)] == [b"1", b"2"]
+
+
+def test_what_was_claimed_as_the_lock_could_not_be_looked_at_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send("a")
+    with queue.subscribe(max_backlog=None) as subscription:
+
+        def refused(path: str) -> int:
+            if queue.counts()["processing"]:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return reading.inode(path)
+
+        with monkeypatch.context() as disk:
+            disk.setattr("dropq.policies.lock.inode", refused)
+            assert subscription.receive() is None
+        assert queue.counts()["target"] == 1
+        message = subscription.receive()
+        assert message is not None and message.delivery_count == 1

@@ -132,6 +132,34 @@ def test_a_queue_for_answers_that_is_full_rejects_them(asked: Queue) -> None:
     assert request.held
 
 
+def test_the_overflow_selector_of_a_full_queue_takes_answers(
+    asked: Queue, answers: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = asked.root.create_queue("small", durability="none", max_unprocessed=1)
+    small.add_selector("over", to="answers", role="overflow")
+    small.send("first")
+    sent = asked.send("question", reply_to="small")
+    assert take(asked).reply("second").delivered_to == "answers"
+    assert run(monkeypatch, asked.root.path, "reply", "q", sent.id, stdin=b"third") == 0
+    assert "overflowed=1: queue small was full; they went to answers" in capsys.readouterr().err
+    assert where(answers) == {"target": [b"second", b"third"]}
+
+
+def test_an_answer_to_a_topic_is_distributed(asked: Queue) -> None:
+    subscription = asked.root.create_topic("t").create_subscription("s", client_id="c")
+    asked.send("question", reply_to="t")
+    assert take(asked).reply("answer").distributed
+    assert take(subscription).text == "answer"
+
+
+def test_a_view_that_rejects_takes_no_answer_beyond_its_limit(asked: Queue) -> None:
+    asked.root.create_topic("t")
+    asked.root.create_queue("view", underlying_topic="t", max_unprocessed=1, overflow="reject").send("first")
+    asked.send("question", reply_to="view")
+    with pytest.raises(QueueFull, match="queue view is full"):
+        take(asked).reply("second")
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 

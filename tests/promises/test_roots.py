@@ -831,6 +831,17 @@ def test_health_misses_a_bridge(pair: tuple[Queue, Queue]) -> None:
         assert not any(reason.kind == "bridge-stopped" for reason in health(b).reasons)
 
 
+def test_a_bridge_that_may_take_nothing_looks(pair: tuple[Queue, Queue]) -> None:
+    a, b = pair
+    a.send(b"x")
+    a.pause()
+    with wanting(b):
+        os.utime(base(b) / ".dropq" / "wanted" / LOOKED, (0, 0))
+        with pytest.raises(Unavailable, match="paused"):
+            bridged(b, "a")
+        assert not any(reason.kind == "bridge-stopped" for reason in health(b).reasons)
+
+
 @pytest.fixture
 def command(pair: tuple[Queue, Queue]) -> list[str]:
     return ["--root", str(pair[1].root.path), "bridge"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,9 @@ from dropq import DropqError, Message, Queue, Unavailable
 from dropq.carrier import bridge as bridge_module
 from dropq.carrier import lists
 from dropq.carrier.bridge import end_rows, recall
-from dropq.policies.wanted import Wanting
+from dropq.lifecycle.timing import Timing
+from dropq.policies.wanted import LOOKED, Wanting
+from dropq.storage import reading
 from dropq.storage.files import Storage
 
 #: An id that dropq made, but for its last digit.
@@ -160,7 +164,8 @@ def test_a_sparse_file_that_finds_no_room_here_stays_and_those_behind_it_come(
     with pytest.raises(Unavailable, match="no room for twice"):
         bridged(b, "a")
     a.send(b"x")
-    assert bridged(b, "a") == 1
+    with pytest.raises(Unavailable, match="no room for twice"):
+        bridged(b, "a")
     assert bodies(b) == [b"x"]
     assert (base(a) / "target" / f"9{ID[1:]}1.B").stat().st_size == size and at_rest(a)
 
@@ -304,6 +309,147 @@ def test_what_the_bridge_may_not_read_stays_and_goes_back_where_it_was_given(
     assert by(PRODUCER, cross) == 1
     assert sorted([*bodies(a), *bodies(b)]) == sorted([b"closed", b"0", b"1", b"2", b"3"])
     assert len(bodies(a)) == 2 and at_rest(a)
+
+
+# -- files that cannot be taken, for a while or for good ---------------------------------------------------------------
+
+#: The bodies of the messages that cannot be taken at present.
+Stuck = set[bytes]
+
+
+def _unreadable(patch: pytest.MonkeyPatch, stuck: Stuck) -> None:
+    size = reading.readable_size
+    patch.setattr(reading, "readable_size", lambda path: None if Path(path).read_bytes() in stuck else size(path))
+
+
+def _not_renamed(patch: pytest.MonkeyPatch, stuck: Stuck) -> None:
+    rename = Storage.rename
+
+    def refused(self: Storage, source: str, destination: str) -> None:
+        if "/transfers/" in destination and Path(source).read_bytes() in stuck:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, destination)
+        rename(self, source, destination)
+
+    patch.setattr(Storage, "rename", refused)
+
+
+def _no_room(patch: pytest.MonkeyPatch, stuck: Stuck) -> None:
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=0, f_favail=0)
+    found = os.statvfs
+    patch.setattr(os, "statvfs", lambda path: full if stuck else found(path))
+
+
+CANNOT: dict[str, Callable[[pytest.MonkeyPatch, Stuck], None]] = {
+    "it cannot be read": _unreadable,
+    "it cannot be renamed": _not_renamed,
+    "there is no room here": _no_room,
+}
+
+
+@pytest.fixture
+def listing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a bridge list the peer's messages again however long a listing takes."""
+    monkeypatch.setattr("dropq.lifecycle.open_queue.Timing", lambda: Timing(listing_share=0))
+
+
+@pytest.mark.usefixtures("listing_at_once")
+@pytest.mark.parametrize("why", CANNOT)
+def test_what_could_not_be_taken_for_a_while_comes_though_nothing_changes_at_the_peer(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    a, b = pair
+    a.send(b"x")
+    os.utime(base(a) / "target", (0, 0))  # nothing has come there for long
+    stuck = {b"x"}
+    CANNOT[why](monkeypatch, stuck)
+    want(b)
+    bridge = bridge_of(b, "a")
+    for _ in range(2):
+        with suppress(DropqError):
+            bridge.once()
+    assert bodies(a) == [b"x"]
+    stuck.clear()
+    bridge.once()
+    assert bodies(b) == [b"x"] and at_rest(a)
+
+
+def test_a_message_that_cannot_be_renamed_stops_no_other_and_a_bridge_looks(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    a.send_many([b"bad", b"1", b"2"])
+    _not_renamed(monkeypatch, {b"bad"})
+    want(b)
+    looked = base(b) / ".dropq/wanted" / LOOKED
+    os.utime(looked, (0, 0))
+    bridge = bridge_of(b, "a")
+    with pytest.raises(DropqError, match="Operation not permitted"):
+        bridge.once()
+    assert bridge.taken.total() == 2 and [message.body for message in taken(b)] == [b"1", b"2"]
+    assert bodies(a) == [b"bad"] and at_rest(a)
+    assert not any(reason.kind == "bridge-stopped" for reason in health(b).reasons)
+
+
+@pytest.mark.usefixtures("listing_at_once")
+@pytest.mark.parametrize("why", ["it cannot be renamed", "there is no room here"])
+def test_why_a_message_cannot_be_taken_is_told_once_however_often_it_is_tried(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    a, b = pair
+    a.send(b"bad")
+    stuck, consumer = {b"bad"}, Wanting(b.context, "consumer", None)
+    CANNOT[why](monkeypatch, stuck)
+    give, tries, left = bridge_module._Crossing._give, count(), iter(range(9))
+
+    def tried(self: Any, *args: Any) -> dict[str, str]:
+        next(tries)
+        return give(self, *args)
+
+    monkeypatch.setattr(bridge_module._Crossing, "_give", tried)
+
+    def wait(seconds: float) -> bool:
+        """Let a consumer come and go between the rounds, as one that takes what is sent here does."""
+        number = next(left, None)
+        consumer.end() if number in (3, 5) else consumer.say(None)
+        return number is None
+
+    bridge = bridge_of(b, "a")
+    bridge.run(wait)
+    assert next(tries) > 3 and len(caplog.records) == 1
+    stuck.clear()
+    bridge.once()
+    assert bodies(b) == [b"bad"]
+
+
+@pytest.mark.usefixtures("listing_at_once")
+@pytest.mark.parametrize("why", ["it cannot be read", "it cannot be renamed"])
+def test_what_cannot_be_taken_keeps_no_other_from_a_consumer_of_one(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    a, b = pair
+    a.send_many([b"bad", b"bad for a while", b"2", b"3"])
+    stuck = {b"bad", b"bad for a while"}
+    CANNOT[why](monkeypatch, stuck)
+    bridge = bridge_of(b, "a")
+
+    def come(rounds: int = 8) -> list[bytes]:
+        found = []
+        for _ in range(rounds):
+            while (message := consumer.receive()) is not None:
+                message.ack()
+                found.append(message.body)
+            with suppress(DropqError):
+                bridge.once()
+        return found
+
+    with b.subscribe(max_backlog=1) as consumer:
+        assert come() == [b"2", b"3"]
+        stuck.remove(b"bad for a while")
+        assert come() == [b"bad for a while"]
+        a.send(b"4")
+        stuck.clear()
+        monkeypatch.setattr(bridge_module, "BEHIND", 0.0)  # by now it has waited for long
+        assert come() == [b"bad", b"4"]
 
 
 # -- damaged files, and links ------------------------------------------------------------------------------------------

@@ -18,11 +18,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from children import in_child
 from helpers import FRESH, Clock, drop, files, next_moment, timed, until
 from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root, Unavailable
 from dropq.cli import main as cli
+from dropq.config.selectors import token_in
 from dropq.format.layout import QueueLayout
 from dropq.lifecycle import credits
 from dropq.lifecycle.credits import spent
@@ -294,6 +296,20 @@ def test_copies_are_made_once_and_the_message_stays_for_a_move_or_for_consumers(
     run(source)
     assert bodies(goal) == ["second"]
     assert waiting(audit, stats) == [2, 2]
+
+
+def test_a_message_that_somebody_writes_to_waits_for_its_copies_and_keeps_no_other(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, goal = root.create_queue("source"), root.create_queue("goal")
+    source.add_selector("all", op="copy", to="goal")
+    drop(source, "1.upload.bin", b"upload")
+    source.send("whole")
+    with monkeypatch.context() as writing:
+        writing.setattr(Claims, "is_changed", lambda self, claim: "upload" in claim.own_name)
+        assert source.route() == {"all": 1}
+    assert bodies(goal) == ["whole"]
+    assert (bodies(source), bodies(source, "delayed")) == ([], ["upload"])
 
 
 def test_a_message_that_is_only_copied_is_archived_unless_somebody_is_subscribed(root: Root) -> None:
@@ -808,6 +824,21 @@ def test_the_overflow_selector_takes_what_is_sent_to_a_full_queue(
     assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
 
 
+def test_a_forked_child_follows_one_overflow_selector_too(root: Root) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1)
+    second = root.create_queue("second", max_unprocessed=1, overflow="discard")
+    third = root.create_queue("third")
+    queue.add_selector("over", to="second", role="overflow")
+    queue.send_many(["1", "2"])
+    rejected = r"queue second is full \(max_unprocessed = 1\): the message was not sent"
+    with pytest.raises(QueueFull, match=rejected):
+        in_child(lambda: queue.send("3"))
+    second.add_selector("over", to="third", role="overflow")
+    with pytest.raises(QueueFull, match=rejected):
+        in_child(lambda: queue.send("3"))
+    assert (bodies(queue), bodies(second), bodies(third)) == (["1"], ["2"], [])
+
+
 def written(queue: Queue, **fields: Any) -> str:
     with queue.writer(**fields) as writing:
         writing.write(b"more")
@@ -1032,6 +1063,58 @@ def test_two_routers_that_give_a_token_at_once_use_the_one_that_stays(root: Root
         assert source.route() == {"on": 1}
     assert [one.token for one in source.selectors()] == [theirs]
     assert granted(source) == {"on": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "token"),
+    [
+        ("to = 'x'\n\"token\" = 'abc123'\n", "abc123"),
+        ("filter = '''\ntoken = 'other1'\n'''\ntoken = 'abc123'\n", "abc123"),
+        ("to = \ntoken = 'abc123'\n", "abc123"),
+        ("token = '../../'\n", ""),
+        ("token = 7\n", ""),
+        ("to = 'x'\n", ""),
+    ],
+)
+def test_the_token_of_a_selectors_file_is_found_however_it_is_written(content: str, token: str) -> None:
+    assert token_in(content.encode()) == token
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ('# mine\nto = \'goal\'\nfilter = """\ntoken = \'abc\'\nAND n = 1\n"""\n', True),
+        ("to = 'goal'\nfilter = \"\"\"\ntoken = 'abc'\n\"\"\"\ntoken = 'zzzzzz'\n", False),
+        ("to = 'goal'\ncredit = 2\n\"token\" = 'zzzzzz'\n", False),
+        ("to = 'goal'\r\ntoken = 'zzzzzz' # copied\r\ncredit = 2\r\n", False),
+    ],
+    ids=["in-a-filter", "in-a-filter-and-a-key", "quoted-key", "windows"],
+)
+def test_a_router_that_gives_a_token_leaves_the_selector_as_it_was(root: Root, text: str, stays: bool) -> None:
+    source, goal = root.create_queue("source"), root.create_queue("goal")
+    Path(source.layout.selectors).mkdir()
+    file = Path(source.layout.selectors, "on.toml")
+    file.write_bytes(text.encode())
+    (before,) = source.selectors()
+    source.send("a", properties={"token": "abc", "n": 1})
+    assert source.route() == {"on": 1}
+    (after,) = source.selectors()
+    assert after == replace(before, token=after.token)
+    assert after.token not in ("", "zzzzzz") and granted(source) == {"on": 1}
+    assert not stays or file.read_bytes() == f'token = "{after.token}"\n{text}'.encode()
+    assert take(goal) == "a"
+
+
+@pytest.mark.parametrize("key", ["op", "role", "credit", "token"])
+def test_a_number_too_long_for_decimal_digits_is_a_problem_of_its_selector_alone(root: Root, key: str) -> None:
+    source, _ = root.create_queue("source"), root.create_queue("goal")
+    source.add_selector("on", to="goal")
+    file = Path(source.layout.selectors, "long.toml")
+    file.write_text(f"to = 'goal'\n{key} = 0x{'f' * 5000}\n")
+    source.send("a")
+    assert source.route() == {"on": 1}
+    (problem,) = selectors.read(source.context)[1][str(file)]
+    assert f"{key}: 0xf" in problem and len(problem) < 500
 
 
 def test_a_selector_that_is_removed_while_it_gets_a_token_stays_removed(root: Root) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from children import in_child, killed_at_each_call
 from filelock import FileLock
+from forks import DIED, forked
 from helpers import FRESH, Clock, drop, names_in, private, take, timed, until, where
 
 from dropq import ConfigError, NoSuchQueue, Queue, Root, Unavailable
@@ -29,7 +30,7 @@ from dropq.lifecycle.credits import spent
 from dropq.staging import jobs
 from dropq.staging.jobs import Job
 from dropq.storage.files import Storage
-from dropq.upkeep import self_destruct
+from dropq.upkeep import reassembly, self_destruct
 
 #: The options of the queue of a service.
 SERVICE: dict[str, Any] = {"self_destruct": True, "durability": "none", "redelivery_delay": 0}
@@ -401,6 +402,47 @@ def committed_job(queue: Queue, row: bytes) -> None:
         patch.setattr(jobs, "finish", dies)
         with pytest.raises(KeyboardInterrupt):
             job.commit(staged)
+
+
+def parts_in_error(root: Root) -> Queue:
+    """Make a queue whose error/ has three parts of a bundle, and nowhere to send them."""
+    root.delete_queue("letters")
+    queue = served(root, history=False)
+    queue.send("a\nb\nc\n", type="text")
+    with queue.subscribe() as subscription:
+        for record in subscription.records(timeout=0):
+            record.reject("bad")
+    assert queue.counts()["error"] == 3
+    return queue
+
+
+def test_parts_that_a_dead_process_put_together_are_kept_with_the_queue(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = parts_in_error(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(reassembly, "_write", lambda *_: os._exit(DIED))
+        assert forked(lambda: list(queue.requeue(state="error", whole=True))) == DIED
+    assert queue.counts()["error"] == 0
+    sweep_twice(root, clock)
+    (kept,) = (name for name in there(root) if name.startswith("service.deleted-"))
+    assert len(os.listdir(root.path / kept / "error")) == 3
+
+
+def test_a_queue_stays_while_its_parts_are_put_together(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, write = parts_in_error(root), reassembly._write
+
+    def meanwhile(*given: Any) -> None:
+        sweep_twice(root, clock)
+        with pytest.raises(Unavailable, match="are being put together: try again; nothing was removed"):
+            root.delete_queue("service")
+        write(*given)
+
+    monkeypatch.setattr(reassembly, "_write", meanwhile)
+    assert [done.ok for done in queue.requeue(state="error", whole=True)] == [True]
+    assert where(queue) == {"target": [b"a\nb\nc\n"]}
 
 
 def dies(*_: object, **__: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -218,6 +219,7 @@ def test_a_text_is_sent_as_utf_8_and_class_t(make: Make) -> None:
     "fields",
     [
         {"priority": 2**31},
+        {"priority": True},
         {"message_class": "X"},
         {"message_id": ""},
         {"message_id": "x" * 101},
@@ -237,6 +239,26 @@ def test_what_no_name_can_hold_is_refused_and_nothing_is_sent(make: Make, fields
     with pytest.raises(ValueError):
         queue.send(b"a", **fields)
     assert where(queue) == {}
+
+
+class Speed(int, Enum):
+    HIGH = 7
+
+
+class Word(str):
+    def __str__(self) -> str:
+        return "Word.PRINT"
+
+
+def test_an_enum_is_sent_as_its_value(make: Make) -> None:
+    queue, word = make(), Word("print")
+    sent = queue.send(
+        b"a", priority=Speed.HIGH, type=word, correlation_id=word, reply_to=word, message_id=word,
+        properties={"n": Speed.HIGH, "s": word},
+    )  # fmt: skip
+    message = take(queue)
+    assert (message.priority, message.properties) == (7, {"n": 7, "s": "print"})
+    assert {sent.id, message.id, message.type, message.correlation_id, message.reply_to} == {"print"}
 
 
 def test_a_writer_that_cannot_clear_up_tells_what_was_the_matter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

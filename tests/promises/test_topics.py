@@ -49,6 +49,7 @@ from dropq import (
     work,
 )
 from dropq.config.load import check_file
+from dropq.format.layout import unsettled_config
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.moving import Moves
 from dropq.staging import fan_out
@@ -902,7 +903,7 @@ def test_what_a_route_took_stays_if_the_name_of_its_subscription_is_taken(
     gone = left / "s.c.deleting-1-abcdef-unless-routed"
     base(copies).rename(gone)
     topic.create_subscription("s", client_id="c")
-    topic.queue.sweep()
+    assert topic.queue.sweep().refused == 1
     assert f"what its routes took is in {gone}/routing" in caplog.text
     assert len(os.listdir(gone / "routing" / "u")) == 1
 
@@ -1844,6 +1845,53 @@ def test_a_sweep_of_the_root_removes_the_ephemeral_subscriptions_of_the_dead(roo
     clock.advance(120)
     root.sweep()  # it goes on behind the subscription that it has just removed
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        ("remove_tree", ".incoming/.dropq/deleting"),
+        ("remove_tree", ".incoming/.dropq/new"),
+        ("rename_guarded", ".incoming/.dropq"),
+        ("rename_folder", ".subscriptions"),
+    ],
+)
+def test_what_cannot_be_removed_from_a_topic_keeps_nothing_else_that_is_left(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch, call: str, refused: str
+) -> None:
+    topic = root.create_topic("a")
+    home = Path(topic.queue.layout.topic)
+    unsettled = Path(unsettled_config(topic.queue.layout.topic))
+    folders = [".incoming/.dropq/deleting", ".incoming/.dropq/new"]
+    for folder in folders:
+        (home / folder).mkdir(exist_ok=True)
+    for name in ("s", "t"):
+        gone = home / folders[0] / f"{name}.c.deleting-1-abcdef"
+        base(topic.create_subscription(name, client_id="c")).rename(gone)
+        (home / folders[1] / name).mkdir()
+        die_after(lambda: topic.subscribe("passing", durable=False))
+    unsettled.touch()
+    clock.advance(7200)
+
+    def left() -> list[str]:
+        found = [name for folder in (*folders, ".subscriptions") for name in os.listdir(home / folder)]
+        return found + [path.name for path in (unsettled,) if path.exists()]
+
+    assert len(left()) == 7
+    fixed, real = set[str](), getattr(Storage, call)
+
+    def refuse(self: Storage, path: str, *args: object) -> object:
+        if os.path.dirname(path) == str(home / refused) and (not fixed or path in fixed):
+            fixed.add(path)
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        return real(self, path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, call, refuse)
+        report = topic.queue.sweep()
+    assert [os.path.basename(path) for path in fixed] == left()
+    assert report.refused == 1
+    assert topic.queue.sweep().refused == 0 and left() == []
 
 
 @pytest.mark.parametrize("verb", ["prune", "purge", "move", "expire"])

@@ -5,6 +5,7 @@ The vectors are the record of what the program did, step by step.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from dropq import DropqError, InvalidName, Message, NoSuchQueue, Queue, Root, Un
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
 from dropq.lifecycle import queue_notes
 from dropq.storage import reading, system_calls
+from dropq.storage.files import Storage
 from dropq.topics import subscriptions, writers
 
 VECTORS: dict[str, Any] = json.loads(
@@ -730,6 +732,30 @@ def test_a_sweep_removes_a_hidden_subscription_also_once_no_dropboxmq_works_in_t
     shutil.rmtree(root.path / "dropboxmq")
     opened(root).sweep()
     assert not base(copies).exists()
+
+
+def test_a_hidden_subscription_that_cannot_be_removed_keeps_no_other(
+    root: Root, staged: Callable[[Queue], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a")
+    hidden = [topic.create_subscription(name, client_id="c") for name in ("s", "t")]
+    written = [staged(copies) for copies in hidden]
+    for name in ("s", "t"):
+        topic.unsubscribe(name, client_id="c")
+    for file in written:
+        file.unlink()
+    real = Storage.rename_folder
+
+    def refuse_once(self: Storage, source: str, destination: str) -> None:
+        monkeypatch.setattr(Storage, "rename_folder", real)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+    monkeypatch.setattr(Storage, "rename_folder", refuse_once)
+    report = topic.queue.sweep()
+    assert (report.ephemeral, report.refused) == (1, 1)
+    assert [base(copies).exists() for copies in hidden].count(True) == 1
+    topic.queue.sweep()
+    assert not any(base(copies).exists() for copies in hidden)
 
 
 def test_fsck_tells_of_a_subscription_that_dropboxmq_keeps(

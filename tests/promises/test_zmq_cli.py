@@ -61,7 +61,7 @@ def connect() -> Iterator[Any]:
         (("--zmq", "--keys", "/nowhere"), 78, "/nowhere/server.key_secret: no key can be read"),
         (("--zmq", "--receive", "tcp://127.0.0.1:99999"), 2, "'tcp://127.0.0.1:99999' is no address"),
         (("--zmq", "--receive", "tcp://localhost:"), 2, "'tcp://localhost:' is no address"),
-        (("--zmq", "--receive", "ipc:///nowhere/x", "--insecure"), 69, "ipc:///nowhere/x cannot be bound"),
+        (("--zmq", "--receive", "ipc:///nowhere/x", "--insecure"), 75, "ipc:///nowhere/x cannot be bound"),
         (("--zmq", "--ack-timeout", "0"), 2, "a lease lasts at least 1ms"),
         (("--zmq", "--ack-timeout", "5000000"), 2, "a bare number is seconds, and PZQ's are microseconds"),
         (("--zmq", "--in-flight", "0"), 2, "in-flight"),

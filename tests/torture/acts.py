@@ -250,10 +250,9 @@ def of_each(settings: Sequence[T], options: Options, rows: Callable[[Options, T]
 
     All settings may take hours: what was found is not lost if the run is.
     """
-    apart = options.apart(len(settings))
     found: list[Row] = []
     with pool() as processes:
-        for of_one in processes.map(rows, apart, settings):
+        for of_one in processes.map(rows, *zip(*options.apart(settings), strict=True)):
             print(*lines_of(options.folder.name, of_one, ""), sep="\n", file=sys.stderr, flush=True)
             found += of_one
     return found

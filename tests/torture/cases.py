@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -117,6 +118,8 @@ class Cases:
         self, verb: Verb | None, between: Between, calls: Callable[[], list[str]], first: Callable[[], object]
     ) -> None:
         logging.disable()
+        ended: list[str] = []
+        threading.excepthook = lambda thread: ended.append(repr(thread.exc_value))
         scene = build(self._root, self._setting, self._clock)
         first()
         come_between(between, noreplace=self._setting.noreplace)
@@ -127,6 +130,8 @@ class Cases:
         except Exception as error:
             words = "; ".join([str(error), *getattr(error, "__notes__", ())])
             said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, words)
+        if ended:
+            said = Said([], "an error that ended a thread", "; ".join(ended))
         content = json.dumps({"calls": calls(), "raised": said.raised, "words": said.words})
         self._said.write_text(content)
         os._exit(SAID)
@@ -234,7 +239,7 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
     if not options.long:
         return [part(options, random.Random(options.seed).choice(SETTINGS))]
     with pool() as processes:
-        return list(processes.map(part, options.apart(len(SETTINGS)), SETTINGS))
+        return list(processes.map(part, *zip(*options.apart(SETTINGS), strict=True)))
 
 
 def findings(root: Root, *, repair: bool = False) -> list[Finding]:

@@ -57,7 +57,7 @@ def run(options: Options) -> Iterable[Row]:
 def _crash_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
     cases = Cases(options.folder, setting, Row(f"crash at every call: {setting.name}"))
-    verbs = cases.verbs()
+    verbs = options.shared(cases.verbs())
     for verb in verbs if options.long else chance.sample(verbs, len(verbs)):
         if not options.long and cases.row.kills >= FEW:
             break

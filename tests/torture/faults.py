@@ -110,7 +110,7 @@ def run(options: Options) -> Iterable[Row]:
 def _refuse_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
     cases = Cases(options.folder, setting, Row(f"faults at calls: {setting.name}"))
-    verbs = cases.verbs()
+    verbs = options.shared(cases.verbs())
     for verb in verbs if options.long else chance.sample(verbs, len(verbs)):
         if not options.long and cases.row.faults >= FEW:
             break

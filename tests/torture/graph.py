@@ -101,7 +101,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
     crashes, faults, others = (Row(f"{what}: {setting.name}") for what in (
         "crash at every call", "faults at calls", "others between two calls",
     ))  # fmt: skip
-    for case in CASES:
+    for case in options.shared(CASES):
         GraphCases(options.folder, setting, crashes).crash(case, options.some(chance))
         GraphCases(options.folder, setting, faults).refuse(case, options.some(chance, 40))
         for other in OTHERS:

@@ -59,7 +59,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
     crashes, pairs, faults, others = (Row(f"{what}: {setting.name}") for what in (
         "crash at every call", "crash of the sweep after a crash", "faults at calls", "others between two calls",
     ))  # fmt: skip
-    for case in CASES:
+    for case in options.shared(CASES):
         RecordCases(options.folder, setting, crashes).crash(case, options.some(chance))
         RecordCases(options.folder, setting, pairs).crash_twice(case, options.some(chance, 8))
         RecordCases(options.folder, setting, faults).refuse(case, options.some(chance, 20))

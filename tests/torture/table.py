@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ FIGURES = ("cases", "kills", "faults", "lost", "doubled")
 HEADS = ("part", "test", *FIGURES, "commit")
 PROJECT = Path(__file__).parents[2]
 #: Each setting but the first has one in so many of the cases that the first has: all of them would take a day.
-SPARSE = 4
+SPARSE = 8
 #: What the commit of a row bears whose figures are older than the code.
 OLDER = " (older)"
 
@@ -34,13 +34,19 @@ class Options:
     seed: int = 1  #: of all that is left to chance
     long: bool = True  #: whether it is run for its figures; else as a part of `make crashes`, in a few seconds
     first: bool = True  #: whether it is the first setting of several
+    share: slice = field(default_factory=lambda: slice(None))  #: which of the cases it has
 
-    def apart(self, settings: int) -> list[Options]:
-        """Return how the part is run in each of so many settings, in a folder of its own."""
-        apart = [replace(self, folder=self.folder / str(number), first=number == 0) for number in range(settings)]
-        for each in apart:
-            each.folder.mkdir()
-        return apart
+    def apart(self, settings: Sequence[T]) -> Iterator[tuple[Options, T]]:
+        """Yield how the part is run in each setting, in a folder of its own; the first, the longest, in halves."""
+        shares = [slice(0, None, 2), slice(1, None, 2), *[slice(None)] * (len(settings) - 1)]
+        for number, (share, setting) in enumerate(zip(shares, [settings[0], *settings], strict=True)):
+            folder = self.folder / str(number)
+            folder.mkdir()
+            yield replace(self, folder=folder, first=setting is settings[0], share=share), setting
+
+    def shared(self, cases: Sequence[T]) -> Sequence[T]:
+        """Return the share of the cases that it has."""
+        return cases[self.share]
 
     def some(self, chance: random.Random, one_in: int = 1) -> Callable[[list[T]], list[T]]:
         """Return what chooses one case in so many, fewer in each setting but the first, and a single one in short."""
@@ -87,7 +93,7 @@ def summed(rows: list[Row]) -> list[Row]:
 
 
 def _sum(test: str, rows: list[Row]) -> Row:
-    variants = "; ".join(filter(None, (row.test.partition(": ")[2] for row in rows)))
+    variants = "; ".join(dict.fromkeys(filter(None, (row.test.partition(": ")[2] for row in rows))))
     figures = {figure: sum(getattr(row, figure) for row in rows) for figure in FIGURES}
     wrong = [line for row in rows for line in row.wrong]
     return Row(f"{test}: {variants}" if variants else test, **figures, wrong=wrong, not_run=rows[0].not_run)

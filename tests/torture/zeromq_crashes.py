@@ -289,7 +289,7 @@ def crashes(options: Options) -> Iterable[Row]:
 
 def _all(options: Options, setting: Setting) -> list[Row]:
     cases = Cases(options.folder, setting)
-    for case in CASES:
+    for case in options.shared(CASES):
         cases.crash(case)
     return [cases.row]
 

@@ -32,6 +32,8 @@ from dropq.format.layout import QueueLayout
 DOC = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 #: Every key of a queue, as the configuration has them.
 KEYS = [field.name for field in dataclasses.fields(QueueConfig)]
+#: A number that TOML may write in hex, and Python does not write in decimal digits.
+LONG = f"0x{'f' * 5000}"
 
 #: AMPS spelling -> a value that is valid by itself.
 AMPS = {
@@ -317,6 +319,26 @@ def test_a_key_with_control_characters_does_not_break_the_line() -> None:
 def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
     problems = refused({key: value})
     assert any(p.startswith("here: ") and key in p and allowed in p for p in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("{}", "0xf"), ("[{}]", "[0xf"), ("{{ a = {} }}", "{ a = 0xf")], ids=["plain", "list", "table"]
+)
+@pytest.mark.parametrize("key", ["max_backlog", "lease_period", "ignore", "file_mode", "name"])
+def test_a_number_too_long_for_decimal_digits_is_refused_as_any_other(
+    files: Files, key: str, value: str, shown: str
+) -> None:
+    files.write(root="", queue=f"{key} = {value.format(LONG)}\n")
+    (problem,) = problems_of(files.load)
+    assert problem.startswith(f"{files.queue_file}: {key} = {shown}") and "allowed" in problem
+    assert len(problem) < 500 and check_file(str(files.queue_file)) == [problem]
+
+
+@pytest.mark.parametrize("key", ["format", "dead_letter_queue", "defaults"])
+def test_a_number_too_long_for_decimal_digits_is_refused_in_a_roots_file(files: Files, key: str) -> None:
+    (problem,) = problems_of(files.write(root=f"{key} = {LONG}\n").load_root)
+    assert problem.startswith(f"{files.root_file}: {key} = 0xf")
+    assert len(problem) < 500 and check_file(str(files.root_file)) == [problem]
 
 
 def test_all_problems_of_a_file_are_told_together(files: Files) -> None:
