@@ -464,7 +464,7 @@ class Sender:
         if chosen := given is not None:
             names.check_message_id(given)
             given = str.__str__(given)  # of an Enum its value, here and below
-        known: dict[str, Any] = {"priority": int(headers.priority), "message_class": _class_of(body, headers)}
+        known: dict[str, Any] = {"message_class": _class_of(body, headers), "priority": int(headers.priority)}
         known["id"] = message_id = given or context.root.ids.next()
         for header in ("type", "correlation_id", "reply_to"):
             if (text := getattr(headers, header)) is not None:
