@@ -245,13 +245,18 @@ class Bridge:
         errors: dict[str, Exception] = {}
         until, wait = time.monotonic() + PATIENCE, wait or threading.Event().wait
         while True:
+            stuck = self._stuck()
             taken, failed = self._round()
             errors |= failed
             due = min((crossing.due for crossing in self._queues.values()), default=math.inf)
-            if taken or failed or due > until or wait(TICK):
+            goes_on = due <= until or (self._stuck() > stuck and time.monotonic() < until)  # to those behind them
+            if taken or failed or not goes_on or wait(TICK):
                 break
         for error in (self._kept() | errors).values():
             raise error
+
+    def _stuck(self) -> int:
+        return sum(crossing.stuck for crossing in self._queues.values())
 
     def _kept(self) -> dict[str, Exception]:
         """Return of each queue why the first message that could not be taken stays."""
@@ -326,6 +331,11 @@ class _Crossing:
         patience = 0.0 if self._theirs is None else self._theirs.context.config.transfer_after
         young = (seen + patience for seen in self._seen.values() if seen + patience > self._chosen_at)
         return min(young, default=math.inf)
+
+    @property
+    def stuck(self) -> int:
+        """How many messages that were listed could not be given."""
+        return len(self._left)
 
     @property
     def kept(self) -> DropqError | None:

@@ -361,10 +361,15 @@ class _Checks:
     @cached_property
     def _filtered(self) -> int:
         """How many waiting messages the queue's own filter keeps from every consumer; of many, the first count."""
-        if (rest := self._rest) is None or rest.matches is None:
-            return 0
+        return len(self._kept_out)
+
+    @cached_property
+    def _kept_out(self) -> list[MessageFile]:
+        if self._rest is None or (matches := self._rest.matches) is None:
+            return []
         target, first = self._context.layout.target, self._standing.waiting.first
-        return sum(rest.keeps_out(self._context.sidecars.file(file, target)) for file in first)
+        files = (self._context.sidecars.file(file, target) for file in first)
+        return [file for file in files if not matches(file)]
 
     @cached_property
     def _rest(self) -> FilterRest | None:
@@ -386,16 +391,18 @@ class _Checks:
 
     @property
     def _why_filtered(self) -> str:
-        where, filter = shlex.quote(self._context.layout.config_file), self._context.config.filter
+        where, filter = shlex.quote(self._context.layout.config_file), f"`filter = {self._context.config.filter!r}`"
+        if self._rest is not None and (unread := sum(not self._rest.keeps_out(file) for file in self._kept_out)):
+            filter = f"{filter}, which cannot read the bodies of {unread},"
         if self._goes_aside:
             after = format_duration(self._context.config.unroutable_after)
             return (
-                f"`filter = {filter!r}` does not match: after {after}, by unroutable_after, consumers put aside in "
+                f"{filter} does not match: after {after}, by unroutable_after, consumers put aside in "
                 f"error/ what waits; correct a wrong filter in {where} before that"
             )
         away = f"`dropq move {self._name} OTHER --all`" if self._filtered == self._counts["target"] else "`dropq move`"
         return (
-            f"`filter = {filter!r}` does not match, and no consumer gets: correct that in {where}, or {away} "
+            f"{filter} does not match, and no consumer gets: correct that in {where}, or {away} "
             f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
         )
 

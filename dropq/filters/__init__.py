@@ -83,7 +83,7 @@ def compile_filter(text: str) -> Filter:
     Raises:
         InvalidFilter: the text is neither a JMS selector nor an AMPS filter; the error points at a column and says
             what was expected there.
-        Missing: the filter has a regular expression, and RE2 is not installed.
+        Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
     return _compile(Source(text), Filter, Parser.condition)
 

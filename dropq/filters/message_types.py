@@ -39,7 +39,7 @@ JSON = MessageType(partial(json.loads, parse_constant=refuse_constant))
 
 
 def message_type(name: str, field_separator: str | None = None) -> MessageType:
-    """Return how to read bodies of a type, as `message_type` in queue.toml; Missing if it needs a missing package.
+    """Return how to read bodies of a type, as `message_type` in queue.toml; Unavailable if it needs a missing package.
 
     The `field_separator` is that of fix and nvfix; None for SOH.
     """

@@ -28,7 +28,7 @@ class Regex:
 
     Raises:
         ValueError: RE2 refuses the expression; the error says why.
-        Missing: RE2 is not installed.
+        Unavailable: RE2 is not installed.
     """
 
     def __init__(self, pattern: str) -> None:

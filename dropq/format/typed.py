@@ -33,6 +33,8 @@ class Typed:
         kind, value = self.type, self.value
         if kind == "S" and isinstance(value, str):
             check_text("a property value", value)
+            if type(value) is not str:  # an Enum
+                object.__setattr__(self, "value", str.__str__(value))
         elif kind in ("F", "D") and isinstance(value, (int, float)) and not isinstance(value, bool):
             object.__setattr__(self, "value", _float(self, value))
         elif not _holds(kind, value):
@@ -59,7 +61,7 @@ class Typed:
         if isinstance(value, float):
             return cls("D", float(value))
         if isinstance(value, str):
-            return cls("S", str.__str__(value))
+            return cls("S", value)
         raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")
 
     @classmethod

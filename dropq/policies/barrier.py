@@ -325,7 +325,9 @@ class Shares(Settlement):
             move_out(self.context, claim, lambda path: move(path, f"{self._folder}/{how}/{claim.filename}"))
         try:
             self.complete()
-        except OSError as error:  # the share is settled: the next attempt, or a sweep, goes on
+        except (OSError, StorageError) as error:  # the share is settled: the next attempt, or a sweep, goes on
+            if getattr(error, "location", None) is not None:
+                raise  # the barrier is settled, too, only not synced
             log.warning("queue %s: a sweep goes on with the end of a barrier: %s", self._queue.name, describe(error))
 
     @contextmanager

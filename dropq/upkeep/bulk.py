@@ -27,7 +27,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
-from dropq.policies.matching import deciding
+from dropq.policies.matching import deciding, matcher
 from dropq.queue import by_id
 from dropq.queue.browsing import browse, named, walk
 from dropq.queue.message import Message
@@ -114,7 +114,7 @@ class Selection:
         """Return why messages are not touched that `select` yields because a filter may match; "" if it does."""
         if self.undecided.isdisjoint((message.state, message.file) for message in messages):
             return ""
-        why = "its body cannot be read, or is too long or deep"
+        why = "its body, or its sidecar, cannot be read, or is too long or deep"
         return f"whether the filter matches is not known, as {why}; it was not touched"
 
     def check(self, allowed: Sequence[str], verb: str, instead: str = "") -> None:
@@ -154,12 +154,12 @@ def _matching(context: QueueContext, state: str, which: Selection, messages: Ite
     if which.filter is None:
         yield from messages
         return
-    takes = deciding(which.filter, context, state, context, context.reasons)
+    matches = matcher(context, which.filter, state)
+    decides = deciding(which.filter, context, state, context, context.reasons)
     for message in messages:
-        answer = takes(message._file)
-        if answer is None:
-            which.undecided.add((state, message.file))
-        if answer is not False:
+        if matches(message._file):  # perhaps only as what cannot be read is NULL
+            if decides(message._file) is None and reading.exists(message.path):
+                which.undecided.add((state, message.file))
             yield message
 
 

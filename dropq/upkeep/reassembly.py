@@ -301,7 +301,8 @@ def sweep(context: QueueContext) -> tuple[int, int]:
 
 def is_under_way(layout: QueueLayout) -> bool:
     """Return whether parts are put together, or lie where a process that died left them."""
-    return any(reading.names_in(folder) for folder in (layout.reassembly, layout.joining))
+    newer = (name for name in reading.names_in(layout.reassembly) if reassembled_from(name) is not None)
+    return any(newer) or any(map(_OLDER.fullmatch, reading.names_in(layout.joining)))
 
 
 def is_left(context: QueueContext, folder: str) -> bool:

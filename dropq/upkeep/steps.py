@@ -22,6 +22,7 @@ from dropq.events.reader import FILE
 from dropq.format.claims import Claim, claim_owners
 from dropq.lifecycle import ages
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.endings import delivers, is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.holders import claim_status, is_over
@@ -417,13 +418,17 @@ def _drop_unwanted(sweep: Sweep) -> Iterator[None]:
 
 
 def _prune(sweep: Sweep) -> Iterator[None]:
+    first: OSError | DropqError | None = None
+    stuck = 0
     for found in surplus(sweep.context, remove=True):
-        if found is not None:
-            with sweep.passing_over(found.file):
-                if found.error is not None:
-                    raise found.error
-                sweep.report.pruned += 1
+        if found is not None and found.error is not None:
+            first, stuck = first or found.error, stuck + 1
+        sweep.report.pruned += found is not None and found.error is None
         yield
+    if first is not None:  # said once, however many there are
+        sweep.report.refused += stuck - 1
+        with sweep.passing_over(count_of(stuck, "archived file")):
+            raise first
 
 
 def _prune_log(sweep: Sweep) -> Iterator[None]:

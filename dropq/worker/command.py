@@ -69,7 +69,7 @@ class Runner:
         timeout: how long the command may run before it is ended and its message fails; None for no limit.
 
     Raises:
-        Missing: there is no such command, or its exit status could not be read; no message was touched.
+        Unavailable: there is no such command, or its exit status could not be read; no message was touched.
     """
 
     def __init__(self, argv: Sequence[str], *, timeout: Duration | None = None) -> None:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -732,8 +733,26 @@ def test_no_verb_touches_a_message_whose_body_cannot_be_read(
     }  # fmt: skip
     outcomes = list(verbs[verb.removeprefix("dry ")](queue.context, which))
     assert [outcome.ok for outcome in outcomes] == [False, True]
-    assert outcomes[0].detail.endswith("its body cannot be read, or is too long or deep; it was not touched")
+    assert outcomes[0].detail.endswith("cannot be read, or is too long or deep; it was not touched")
     assert os.path.exists(closed)
+
+
+def test_a_message_that_is_taken_while_a_filter_reads_it_is_no_failure_of_a_verb_that_does_not_want_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send_many(["{}", '{"customer": "ann"}'])
+    first = next(iter(queue.browse()))
+
+    def taken(path: str, *_: int) -> bytes:
+        with suppress(FileNotFoundError):
+            os.rename(first.path, base(queue) / "processing" / first.file)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(reading, "read_body", taken)
+    assert list(bulk.purge(queue.context, bulk.Selection(("target",), filter="/customer = 'bob'"))) == []
+    gone, there = bulk.purge(queue.context, bulk.Selection(("target", "processing"), filter="/customer IS NULL"))
+    assert [gone.ok, there.ok] == [False, False]
 
 
 def test_an_ack_by_a_filter_says_that_a_file_may_still_be_written_to(make: Make) -> None:

@@ -22,6 +22,7 @@ from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscrip
 from dropq.format.claims import Claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.processing import claimed_files, find_claim
+from dropq.lifecycle.settlement import Claims
 from dropq.lifecycle.timing import Timing
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
@@ -71,6 +72,24 @@ def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_on
         os.rename(folder(queue) / share, folder(queue) / "acked" / share)  # and there its holder dies
         assert given(one).body == b"a"
     assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+def test_a_share_is_settled_though_the_barrier_cannot_be_archived_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_barrier(tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise StorageError("Input/output error; the message stays in processing/")
+
+    with queue.subscribe(max_backlog=None) as one:
+        message = given(one)
+        with monkeypatch.context() as disk:
+            disk.setattr(Claims, "archive", refused)
+            message.ack()
+        assert not message.held
+        queue.sweep()
+    assert where(queue)["processed"] == [b"sync"]
 
 
 @pytest.mark.parametrize("refused", ["write_small", "remove_tree"])

@@ -148,7 +148,7 @@ def test_what_cannot_be_read_or_is_too_long_waits(
     assert in_error(queue) == ["no JSON at all", '{"a": 2}']
     for said in queue.explain():
         assert (said.why, said.until) == ("filter", None)
-        assert said.detail.endswith("is too long or deep, so the queue's filter does not match: it stays")
+        assert said.detail.endswith("as its body cannot be read, or is too long or deep: it stays")
     with monkeypatch.context() as patch:
         patch.setattr(Body, "_parse", lambda body: pytest.fail("it was read before"))
         assert queue.receive() is None

@@ -452,6 +452,23 @@ def test_what_cannot_be_taken_keeps_no_other_from_a_consumer_of_one(
         assert come() == [b"bad", b"4"]
 
 
+def test_a_bridge_that_is_started_anew_each_time_goes_past_what_cannot_be_taken(
+    pair: tuple[Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    a.send_many([b"bad", b"2", b"3"])
+    CANNOT["it cannot be renamed"](monkeypatch, {b"bad"})
+    found = []
+    with b.subscribe(max_backlog=1) as consumer:
+        for _ in range(6):
+            while (message := consumer.receive()) is not None:
+                message.ack()
+                found.append(message.body)
+            with suppress(DropqError):
+                bridge_of(b, "a").once()
+    assert found == [b"2", b"3"]
+
+
 # -- damaged files, and links ------------------------------------------------------------------------------------------
 
 #: What a stranger may write for a value of a JSON file of ours.

@@ -445,6 +445,14 @@ def test_a_queue_stays_while_its_parts_are_put_together(
     assert where(queue) == {"target": [b"a\nb\nc\n"]}
 
 
+def test_what_is_no_reassembly_keeps_no_queue_from_going(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    for path in (f"{queue.layout.reassembly}/x", f"{queue.layout.joining}/0123456789abcdef"):
+        os.makedirs(path)
+    sweep_twice(root, clock)
+    assert there(root) == ["letters"]
+
+
 def dies(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

@@ -12,6 +12,7 @@ import pytest
 from helpers import VERBS, Make, gone_mount, take, where
 
 from dropq import StorageError, Unavailable
+from dropq.format.typed import Typed
 from dropq.lifecycle.sending import Outlet
 from dropq.storage.files import Storage
 
@@ -250,14 +251,19 @@ class Word(str):
         return "Word.PRINT"
 
 
+class Letter(Word):
+    pass
+
+
 def test_an_enum_is_sent_as_its_value(make: Make) -> None:
     queue, word = make(), Word("print")
     sent = queue.send(
         b"a", priority=Speed.HIGH, type=word, correlation_id=word, reply_to=word, message_id=word,
-        properties={"n": Speed.HIGH, "s": word},
+        properties={"n": Speed.HIGH, word: word, "typed": Typed("S", word)}, message_class=Letter("O"),
     )  # fmt: skip
     message = take(queue)
-    assert (message.priority, message.properties) == (7, {"n": 7, "s": "print"})
+    assert (message.priority, message.properties) == (7, {"n": 7, "print": "print", "typed": "print"})
+    assert message.message_class == "O"
     assert {sent.id, message.id, message.type, message.correlation_id, message.reply_to} == {"print"}
 
 
