@@ -27,7 +27,8 @@ class BadBodyNotes:
 
     def begin(self) -> None:
         """Make the folder, before any process reads the batch."""
-        self.context.storage.make_folder(self.folder)
+        with self.context.error_context("no body was read"):
+            self.context.storage.make_folder(self.folder)
 
     def add(self, key: str, reason: str) -> None:
         """Note that the message of a batch key is to be rejected; at durability `full` this survives a power cut.
@@ -42,7 +43,8 @@ class BadBodyNotes:
 
     def keys(self) -> set[str]:
         """Return the keys of the messages that are to be rejected."""
-        return {name for name in reading.names_in(self.folder) if not name.startswith(".")}  # those are drafts
+        with self.context.error_context("no message of the batch was settled"):
+            return {name for name in reading.names_in(self.folder) if not name.startswith(".")}  # those are drafts
 
     def reasons(self) -> dict[str, str]:
         """Return why messages are to be rejected, by their keys."""

@@ -20,6 +20,7 @@ from dropq.spark.jms_words import check_words
 from dropq.spark.open_claims import claim_id, opened
 from dropq.spark.options import CLAIM_OPTIONS, ROOT_VARIABLE, ReadOptions, by_name
 from dropq.spark.reader import bad_body_notes
+from dropq.storage.failures import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,8 +128,11 @@ def find_queue(queue: Queue | str, root: str | os.PathLike[str] | None, verb: st
 
 
 def _forget(queue: Queue, notes: BadBodyNotes) -> None:
-    notes.drop()
-    queue.context.storage.remove_folder(os.path.dirname(notes.folder))
+    try:
+        notes.drop()
+        queue.context.storage.remove_folder(os.path.dirname(notes.folder))
+    except OSError as error:  # every message is settled: the notes go with the streams that nobody continues
+        log.warning("queue %s: notes on bad bodies are left: %s", queue.name, describe(error))
 
 
 def _reject(queue: Queue, messages: list[Message], notes: BadBodyNotes) -> None:

@@ -39,8 +39,11 @@ RECENT = 1000
 
 
 def mark_of(context: QueueContext) -> str:
-    """Return the mark of a queue, which no other queue has; "" for a queue without one, such as one made by hand."""
-    return min(marks_in(context.layout.private), default="")
+    """Return the mark of a queue, which no other has; "" for one made by hand, or with a closed `.dropq`."""
+    try:
+        return min(marks_in(context.layout.private), default="")
+    except PermissionError:
+        return ""
 
 
 def open_planned(options: Options, mark: str) -> Queue:

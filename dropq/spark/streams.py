@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from dropq.errors import ConfigError
+from dropq.errors import ConfigError, DropqError
 from dropq.format.names import tells_time
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.queue_notes import marks_in
@@ -120,10 +120,10 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the last batch and its bytes, how many were rejected before, and what waits, for the progress."""
         if self._latest is None:
             return None
-        self._backlog = self._backlog or Backlog(self.options.open().context)
         try:
+            self._backlog = self._backlog or Backlog(self.options.open().context)
             return {**self._latest, **self._progress, **self._backlog.report()}
-        except OSError as error:  # a report is no reason to end a query
+        except (OSError, DropqError) as error:  # a report is no reason to end a query
             log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
             return None
 

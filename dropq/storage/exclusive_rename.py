@@ -94,7 +94,7 @@ class ExclusiveRename:
             # RACE: NFS lost the reply, or a signal came on the way back. When the reservation and the source are both
             # gone, our rename replaced the reservation, and the destination is the file itself.
             if not _is_reserved(destination, reserved):
-                if isinstance(error, OSError) and os.path.lexists(destination) and not os.path.lexists(source):
+                if isinstance(error, OSError) and os.path.lexists(destination) and _is_gone(source):
                     return
                 raise  # the reservation went with its folder
             os.unlink(destination)
@@ -178,8 +178,19 @@ def raise_unless_done(error: OSError, source: str, destination: str, folder: int
         os.stat(destination, dir_fd=folder, follow_symlinks=False)
     except OSError:
         raise error from None
-    if os.path.lexists(source):
+    if not _is_gone(source):
         raise error
+
+
+def _is_gone(path: str) -> bool:
+    """Return whether nothing has this path; False where that cannot be looked at."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_reserved(path: str, reserved: int) -> bool:

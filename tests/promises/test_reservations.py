@@ -13,6 +13,7 @@ from helpers import Make, archive, base, drop, take, where
 
 from dropq import LeaseLost, StorageError
 from dropq.storage import exclusive_rename, system_calls
+from dropq.storage.exclusive_rename import raise_unless_done
 from dropq.storage.files import Storage
 from dropq.storage.reading import RESERVED_MODE
 
@@ -265,3 +266,24 @@ def test_a_disk_that_says_of_each_name_that_it_is_taken_lets_the_message_where_i
     assert where(queue) == {"processing": [b"a"]}
     message.reject("r")
     assert where(queue) == {"error": [b"a"]}
+
+
+def test_a_refused_rename_is_not_taken_for_done_where_its_source_cannot_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, destination = str(tmp_path / "new"), str(tmp_path / "old")
+    for path in (source, destination):
+        Path(path).touch()
+    lstat, error = os.lstat, PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
+
+    def refused(path: str, **how: Any) -> os.stat_result:
+        if path == source:
+            raise error
+        return lstat(path, **how)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "lstat", refused)
+        with pytest.raises(PermissionError):
+            raise_unless_done(error, source, destination)
+    os.unlink(source)
+    raise_unless_done(error, source, destination)
