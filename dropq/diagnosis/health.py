@@ -202,7 +202,7 @@ def unusable(root: RootContext, name: str, error: Exception) -> Health:
         way_out = ""
     if isinstance(error, ConfigError):
         kind, way_out = "configuration", "correct it, then run `dropq config check`"
-    elif isinstance(error, NoSuchQueue) and reading.exists(layouts(root.layout.path, name)[0].home):
+    elif isinstance(error, NoSuchQueue) and os.path.exists(layouts(root.layout.path, name)[0].home):
         text, way_out = "target/ and processing/ are missing", f"`dropq fsck {quoted} --repair` makes them"
     elif isinstance(error, OSError):
         text = describe(error)

@@ -179,7 +179,16 @@ def why(reason: str, details: Mapping[str, object], ms: int) -> dict[str, object
 
 def content(fields: Mapping[str, object], name: str, inode: int) -> bytes:
     """Return the content of the reason of a file with a name and an inode."""
-    return json.dumps({**fields, "name": name, "inode": inode}).encode()
+    return as_json({**fields, "name": name, "inode": inode})
+
+
+def as_json(said: object) -> bytes:
+    """Return what a handler may have said as JSON: bytes as text, what JSON does not have as Python shows it."""
+
+    def shown(value: object) -> str:
+        return value.decode(errors="replace") if isinstance(value, bytes) else repr(value)
+
+    return json.dumps(said, default=shown).encode()
 
 
 def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:

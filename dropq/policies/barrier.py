@@ -10,7 +10,6 @@ is done with, and is removed; such a claim is returned to target/. The next atte
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from dropq.lifecycle.decision import Decision
 from dropq.lifecycle.endings import Details, HowReturned, returned
 from dropq.lifecycle.holders import claim_status
 from dropq.lifecycle.processing import claims_in, committed_files, find_claim, lost, move_out
+from dropq.lifecycle.reasons import as_json
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
 from dropq.policies.backlog import MAY_TAKE, holders_of
 from dropq.policies.matching import matcher
@@ -311,7 +311,7 @@ class Shares(Settlement):
         """Settle a share so that the barrier goes to error/ or expired/, with this reason, when all are settled."""
         why = {"state": state, "reason": reason, "details": {"holder": claim.owner, **(details or {})}}
         try:
-            self.context.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
+            self.context.storage.write_small(f"{self._folder}/{_WHY}", as_json(why))
         except FileNotFoundError as error:
             raise LeaseLost(lost(self.context, claim)) from error
         except OSError as error:

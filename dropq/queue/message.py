@@ -7,7 +7,6 @@ LeaseLost.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -26,13 +25,14 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.endings import HowReturned
 from dropq.lifecycle.moving import sync_settled
 from dropq.lifecycle.processing import listing_once
+from dropq.lifecycle.reasons import as_json
 from dropq.lifecycle.settlement import Claims, Settlement, drop_private
 from dropq.queue.message_view import MessageView
 from dropq.queue.message_view import utc as utc
 from dropq.records.rows import fields_of
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
-from dropq.storage.failures import error_context, storage_error
+from dropq.storage.failures import error_context, told
 
 if TYPE_CHECKING:
     from dropq.api import Queue
@@ -198,7 +198,7 @@ class Message(MessageView):
         if error is None:
             self.ack()
         elif isinstance(error, Exception):
-            self.fail(f"{type(error).__name__}: {error}", traceback="".join(format_exception(error)))
+            self.fail(told(error), traceback="".join(format_exception(error)))
         else:
             self.release()  # the program is being stopped: that is not the message's fault
 
@@ -462,7 +462,7 @@ class Record:
         from dropq.records.record_cursor import Fate
 
         try:
-            json.dumps([reason, details])
+            as_json([reason, details])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self!r}: its reason cannot be kept, as {error}; nothing was changed") from error
         if self._bundle.settles_whole:
@@ -481,7 +481,7 @@ class Record:
         if error is None:
             self.ack()
         elif isinstance(error, Exception):
-            self.fail(f"{type(error).__name__}: {error}", traceback="".join(format_exception(error)))
+            self.fail(told(error), traceback="".join(format_exception(error)))
 
 
 class Bundle:
@@ -546,6 +546,11 @@ class Bundle:
         """The parts that the message was settled as; empty if it is not settled, or one rename settled it."""
         return [] if self._settlement is None else self._settlement.parts
 
+    @property
+    def kept_whole(self) -> str:
+        """Why the message was settled as a whole although records of it were settled; empty if it was not."""
+        return "" if self._settlement is None else self._settlement.kept_whole
+
     def _due(self) -> float:
         speed = self.message.context.storage.copy_speed
         return self._began + max(self._checkpoint or 0.0, SHARE * self.cursor.size / speed)
@@ -567,8 +572,6 @@ class Bundle:
                 yield record
                 if now() >= self._due_at and not cursor.unsettled and self._settlement is not None:
                     return self._commit()
-        except OSError as error:
-            raise storage_error(error, "what was not read is left, once the message is settled") from error
         except ValueError:  # RACE: a signal handler settled the message, and closed its body: no record comes any more
             if not cursor.file.closed:
                 raise
@@ -620,7 +623,8 @@ class Bundle:
         if middle is None or self.cursor.next is None:  # last, as it reads the head, with which the later half begins
             return False
         message._settle(partial(self._settlement.cut, at=middle, first=name.begins))
-        log.info("message %s is cut in two: %d of its holders died or lost it", message.id, name.died)
+        if self.parts:
+            log.info("message %s is cut in two: %d of its holders died or lost it", message.id, name.died)
         return True
 
     # -- what its records ask ------------------------------------------------------------------------------------
@@ -659,11 +663,15 @@ class Bundle:
 
 
 def _middle(message: Message, cursor: RecordCursor, max_bytes: int) -> tuple[int, int] | None:
-    """Return the number and the first byte of the record in the middle of a body; None if it has less than two."""
+    """Return where the record in the middle of a body begins, by number and byte.
+
+    Of a body that has less than two, or that cannot be read to its end and so not be copied, it returns None.
+    """
     from dropq.records.formats import Unreadable
     from dropq.records.reader import RecordReader
 
     file, first = cursor.file, message._name.begins
+    at = file.tell()  # its cursor may have read ahead
 
     def beginnings() -> Iterator[tuple[int, int]]:
         file.seek(0)
@@ -674,5 +682,7 @@ def _middle(message: Message, cursor: RecordCursor, max_bytes: int) -> tuple[int
     try:
         count = sum(1 for _ in beginnings())
         return next(islice(beginnings(), (count + 1) // 2, None), None) if count > 1 else None
+    except OSError:
+        return None
     finally:
-        file.seek(0)
+        file.seek(at)

@@ -15,7 +15,9 @@ import difflib
 import struct
 from collections.abc import Iterable
 
+from dropq.errors import StorageError
 from dropq.records.rows import LINE_FEED, is_one_row
+from dropq.storage.failures import describe
 
 #: The formats, by the JMS types that name them.
 FORMATS = ("jsonl", "text", "csv", "frames")
@@ -38,6 +40,20 @@ class Unreadable(ValueError):
         super().__init__(message)
         self.number = number
         self.byte = byte
+
+
+class ReadFailed(StorageError):
+    """Raised when the file system cannot read a body; `problem` says behind which byte, and why."""
+
+    problem = ""
+
+
+def read_failed(error: OSError, byte: int, outcome: str) -> ReadFailed:
+    """Return the error for a read that failed behind a byte of a body; `outcome` says what became of the message."""
+    problem = f"its body cannot be read behind byte {byte}: {describe(error)}"
+    failed = ReadFailed(f"{problem}; {outcome}", errno=error.errno)
+    failed.problem = problem
+    return failed
 
 
 def format_of(message_type: str | None, wanted: str | None = None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import IO
 
-from dropq.records.formats import LENGTH, beginning
+from dropq.records.formats import LENGTH, beginning, read_failed
 
 #: Bytes that are copied at a time.
 BLOCK = 256 << 10
+#: What an error says of a message whose body cannot be copied.
+UNSETTLED = "nothing was settled, and the message is still held"
 
 
 def copy_part(
@@ -32,10 +34,11 @@ def copy_part(
 
     Raises:
         ValueError: the body ends too early: it was changed since it was read.
+        ReadFailed: the file system cannot read it.
     """
     source.seek(begin)
     if begin:  # at 0 the body's own mark stands
-        target.write(beginning(body_format, head, source.read(4)))
+        target.write(beginning(body_format, head, _read(source, begin, 4)))
     hole = LENGTH.pack(0) if body_format == "frames" else b""
     for hole_begin, hole_end in empty:
         _copy(source, target, begin, hole_begin)
@@ -47,10 +50,17 @@ def copy_part(
 def _copy(source: IO[bytes], target: IO[bytes], begin: int, end: int | None) -> None:
     source.seek(begin)
     while end is None or begin < end:
-        data = source.read(BLOCK if end is None else min(BLOCK, end - begin))
+        data = _read(source, begin, BLOCK if end is None else min(BLOCK, end - begin))
         if not data:
             if end is None:
                 return
             raise ValueError(f"the body ends at byte {begin}, and had {end} bytes or more when it was read")
         target.write(data)
         begin += len(data)
+
+
+def _read(source: IO[bytes], begin: int, size: int) -> bytes:
+    try:
+        return source.read(size)
+    except OSError as error:
+        raise read_failed(error, begin, UNSETTLED) from error

@@ -14,12 +14,14 @@ from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
 from dropq.errors import DropqError, LeaseLost, StorageError
-from dropq.records.formats import MAX_RECORD_BYTES, Unreadable
+from dropq.records.formats import MAX_RECORD_BYTES, ReadFailed, Unreadable, read_failed
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.storage.failures import storage_error
 
 #: Bytes of records that are read ahead.
 AHEAD = 64 << 10
+#: Bytes of memory that a record which waits there needs beside its own.
+OVERHEAD = 512
 #: Where a record begins and ends in its body.
 Span = tuple[int, int]
 
@@ -58,6 +60,7 @@ class RecordCursor:
         others: the records that were settled and not acknowledged, by number.
         acked, failed: how many were acknowledged, and how many failed or were rejected.
         buffered_bytes: bytes of the others, which wait in memory.
+        read_failure: why the body could not be read any further; None if it could.
     """
 
     def __init__(self, file: IO[bytes], body_format: str, *, first: int = 1, max_bytes: int = MAX_RECORD_BYTES) -> None:
@@ -77,7 +80,7 @@ class RecordCursor:
         self._last_acked = 0  # end
         self._last: RawRecord = first, 0, 0, b""  # that was taken
         self._reads = False
-        self._failed: OSError | None = None
+        self.read_failure: ReadFailed | None = None
         self._process = os.getpid()  # a child after a fork would move its parent's position in the file
         self._frozen = 0
         # A signal handler may settle the message while its own thread takes, or settles, a record. So the lock lets
@@ -147,8 +150,8 @@ class RecordCursor:
         with self._lock:
             if os.getpid() != self._process:
                 raise DropqError("the message was received before a fork, by the parent, which reads its records")
-            if self._failed is not None:
-                raise self._failed
+            if self.read_failure is not None:
+                raise self.read_failure
             if self._reads or self._ended or self.file.closed:
                 return False
             self._reads = True
@@ -164,9 +167,12 @@ class RecordCursor:
             except Unreadable as error:
                 self._unreadable, self._ended = error, True
             except OSError as error:
-                self._failed = error  # it is raised once what was read before is taken
-                if not self._ahead:
-                    raise
+                last = self._ahead[-1] if self._ahead else self._last
+                self.read_failure = read_failed(
+                    error, last[2], "what was not read is left, once the message is settled"
+                )
+                if not self._ahead:  # else it is raised once what was read before is taken
+                    raise self.read_failure from error
                 return True
             self._reads = False
             return bool(self._ahead)
@@ -175,7 +181,10 @@ class RecordCursor:
     def next(self) -> tuple[int, int] | None:
         """The number and the beginning of what comes after the records that were taken; None if nothing does."""
         with self._lock:
-            if self._ahead or (not self._reads and self._read()):
+            if not self._ahead and not self._reads:
+                with suppress(ReadFailed):  # which `take` raises
+                    self._read()
+            if self._ahead:
                 number, begin, _, _ = self._ahead[0]
                 return number, begin
             if self._reads:  # we are in a signal handler, or behind an error: the last record's end begins what is left
@@ -195,11 +204,6 @@ class RecordCursor:
     def is_fresh(self) -> bool:
         """Whether no record was taken."""
         return not self._last[3]
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether an error ended the reading: what was not read is left."""
-        return self._reads
 
     @property
     def is_settled(self) -> bool:
@@ -242,10 +246,16 @@ class RecordCursor:
             if record is None or self._frozen:
                 return False
             self.others[number] = Settled(record[1], record[2], data, fate)
-            self.buffered_bytes += len(data)
+            self.buffered_bytes += len(data) + OVERHEAD
             self.failed += fate.verb != "nack"
             del self.unsettled[number]
             return True
+
+    def forget(self) -> None:
+        """Forget what was settled, as all of the message went as a whole."""
+        with self._lock:
+            self.acked = self.failed = self.buffered_bytes = 0
+            self.others.clear()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

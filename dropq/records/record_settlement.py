@@ -3,15 +3,20 @@
 The holder of a bundle settles it by the same verbs as any message, of the contract in `dropq/lifecycle/settlement.py`.
 If some records were settled, a verb concerns the rest, and parts are staged, committed and moved as
 `dropq/staging/fan_out.py` says. If no record was settled, or all in one way, the verb is that of the queue's claims.
+
+A commit copies what is left. If the file system cannot read that, the message is settled as a whole, by one rename:
+none of its bytes is lost, and what its records had settled since the last commit does not count.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import IO, Any, NamedTuple, Unpack, cast
 
@@ -27,7 +32,7 @@ from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.naming import LARGEST
 from dropq.lifecycle.processing import lost, move_out
 from dropq.lifecycle.settlement import BODY_CHANGED, Claims, Settlement
-from dropq.records.formats import pack
+from dropq.records.formats import ReadFailed, pack
 from dropq.records.parts import copy_part
 from dropq.records.record_cursor import Fate, RecordCursor, Settled, Span
 from dropq.staging.fan_out import settle
@@ -35,8 +40,12 @@ from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.files import SYNCED_TOGETHER
 
+log = logging.getLogger("dropq")
+
 #: Parts from which on one sync of the file system makes them durable together.
 TOGETHER = 4
+#: The detail of a reason that says why a message was settled as a whole.
+WHOLE = "whole"
 #: Bytes that are written between two checks of the lease.
 STEP = 8 << 20
 
@@ -67,6 +76,8 @@ class RecordSettlement(Settlement):
         self.context = claims.context
         #: The parts that the message was settled as; empty if it is not settled, or one rename settled it.
         self.parts: list[OwnPart] = []
+        #: Why it was settled as a whole although records of it were settled; "" if it was not.
+        self.kept_whole = ""
         self.cursor = cursor
         self.claims = claims
         self._lease = lease
@@ -102,17 +113,25 @@ class RecordSettlement(Settlement):
             if not self.cursor.is_settled:
                 return self.claims.give_back(claim, **how)
             why = why_returned(**how) if how.get("counted", True) else None
-            return self._commit(claim, returned(self.context, claim, **how), why)
+            return self._or_whole(
+                claim,
+                lambda: self._commit(claim, returned(self.context, claim, **how), why),
+                lambda problem: self.claims.give_back(claim, **_how_whole(how, problem)),
+            )
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
         with self._frozen(claim):
-            return self.checkpoint(claim) if self.cursor.is_settled else self.claims.release(claim, counted=counted)
+            if not self.cursor.is_settled:
+                return self.claims.release(claim, counted=counted)
+            return self._or_whole(
+                claim, lambda: self._commit_settled(claim), lambda _: self.claims.release(claim, counted=counted)
+            )
 
     def checkpoint(self, claim: Claim) -> Location:
         """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
         with self._frozen(claim):
-            return self._commit(claim, Goes(naming.counted(self.context, claim, counted=False), "target"))
+            return self._or_whole(claim, lambda: self._commit_settled(claim), partial(self._fail_whole, claim))
 
     def set_aside(
         self, claim: Claim, state: str, reason: str, details: Details | None = None, *, cancel: bool = False
@@ -121,8 +140,12 @@ class RecordSettlement(Settlement):
         with self._frozen(claim):
             if not self.cursor.is_settled:
                 return self.claims.set_aside(claim, state, reason, details, cancel=cancel)
-            name = naming.counted(self.context, claim, cancel=cancel)
-            return self._commit(claim, Goes(name, state, reason, details or {}))
+            name, said = naming.counted(self.context, claim, cancel=cancel), details or {}
+            return self._or_whole(
+                claim,
+                lambda: self._commit(claim, Goes(name, state, reason, said)),
+                lambda problem: self.claims.set_aside(claim, state, reason, {**said, WHOLE: problem}, cancel=cancel),
+            )
 
     def extend(self, claim: Claim, deadline: int) -> Claim:
         return self.claims.extend(claim, deadline)
@@ -142,7 +165,29 @@ class RecordSettlement(Settlement):
             own = replace(name, first=_capped(number), copy=names.copy_mark(name))
             earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, begin, []))
             later = Part(Goes(own, "target"), Copied(begin, None, []))
-            return self._settle_as(claim, [earlier, later], heir=later)
+            return self._or_whole(
+                claim, lambda: self._settle_as(claim, [earlier, later], heir=later), partial(self._fail_whole, claim)
+            )
+
+    # -- a body that cannot be read ------------------------------------------------------------------------------
+
+    def _or_whole(self, claim: Claim, commit: Callable[[], Location], whole: Callable[[str], Location]) -> Location:
+        """Settle it by a commit; if its body cannot be read, settle it as a whole, and say why."""
+        try:
+            return commit()
+        except ReadFailed as error:
+            problem = (self.cursor.read_failure or error).problem  # the cursor knows best where
+            why = f"{problem}; so the message was settled as a whole, and none of its records by itself"
+            location = whole(why)
+            self.cursor.forget()
+            self.kept_whole = why
+            log.warning(
+                "queue %s: message %s: %s", self.context.name, self.context.sidecars.parse(claim.own_name).id, why
+            )
+            return location
+
+    def _fail_whole(self, claim: Claim, why: str) -> Location:
+        return self.claims.give_back(claim, failure={"detail": why})
 
     # -- where a record, or what is left, goes -------------------------------------------------------------------
 
@@ -164,6 +209,9 @@ class RecordSettlement(Settlement):
         return after_delivery(self.context, replace(name, cancels=int(fate.verb == "nack")), **_how(fate))
 
     # -- the commit ----------------------------------------------------------------------------------------------
+
+    def _commit_settled(self, claim: Claim) -> Location:
+        return self._commit(claim, Goes(naming.counted(self.context, claim, counted=False), "target"))
 
     def _commit(self, claim: Claim, rest: Goes | None, why: tuple[str, Details] | None = None) -> Location:
         """Settle all records by one commit; `rest` says where the others go, and `why`; None acknowledges them."""
@@ -341,6 +389,13 @@ def _how(fate: Fate) -> HowReturned:
     if fate.verb == "nack":
         return {"cancel": True, "delay": fate.delay, "said": fate.details}
     return {"failure": fate.said}
+
+
+def _how_whole(how: HowReturned, why: str) -> HowReturned:
+    """Return how a delivery ended, with why the message was settled as a whole."""
+    if (failure := how.get("failure")) is not None:
+        return {**how, "failure": {**failure, WHOLE: why}}
+    return {**how, "said": {**how.get("said", {}), WHOLE: why}}
 
 
 def _capped(number: int) -> int:

@@ -17,6 +17,15 @@ def describe(error: Exception) -> str:
     return f"{error.strerror or error}{' at ' if paths else ''}{' -> '.join(paths)}"
 
 
+def told(error: BaseException) -> str:
+    """Return the type and the text of an error; the type alone of one whose text cannot be made."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:
+        return kind
+
+
 def storage_error(error: OSError, outcome: str) -> StorageError:
     """Return the StorageError for a failed call: the reason, the path, and what became of the message."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""

@@ -31,6 +31,7 @@ from dropq.policies.send_limits import MustWait
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, Record, utc
 from dropq.queue.outputs import TooManyOutputs
+from dropq.storage.failures import told
 from dropq.storage.watch import RESCAN
 from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
 from dropq.worker.sending import NotSent, Sending, SendingHandler, Sendings, is_made, why_not_sent
@@ -457,7 +458,7 @@ class Worker:
                 return "returned", give_back, ""
             if isinstance(error, Fail):
                 return "failed", partial(item.fail, str(error), **error.details), str(error)
-            reason = f"{type(error).__name__}: {error}"
+            reason = told(error)
             return "failed", partial(item.fail, reason, traceback=_traceback(error)), reason
         except BaseException as error:
             self._fail(error)  # the program ends, maybe because of this message: so the delivery counts

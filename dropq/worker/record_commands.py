@@ -120,12 +120,21 @@ def _halting() -> Iterator[None]:
         raise Halt(f"what the command reads or reports cannot be written to a temporary file: {error}") from error
 
 
+def _cut(lines: IO[str]) -> Iterator[str]:
+    """Yield the lines of a file; of a long one its beginning."""
+    while line := lines.readline(2 * STDERR_LIMIT):
+        rest = line
+        while rest and not rest.endswith("\n"):
+            rest = lines.readline(2 * STDERR_LIMIT)
+        yield line
+
+
 def _read(report: str, count: int, stderr: str) -> dict[int, str]:
     """Return why a command failed records, by their numbers among those that it read; Fail if that is unreadable."""
     failed: dict[int, str] = {}
     try:
         with open(report, encoding="utf-8", errors="replace", newline="\n") as lines:
-            for at, line in enumerate(lines, 1):
+            for at, line in enumerate(_cut(lines), 1):
                 number, _, reason = line.removesuffix("\n").partition("\t")
                 where = f"line {at} of DROPQ_FAILED"
                 if not (number.isascii() and number.isdigit()):

@@ -15,6 +15,7 @@ from dropq.errors import LeaseLost, NoSuchMessage, StorageError
 from dropq.format.layout import WAITING, WITH_REASON
 from dropq.format.names import Name
 from dropq.queue.message import Bundle, Message
+from dropq.records.formats import ReadFailed
 from dropq.worker.loop import SETTLED, Worker, record_outcome, records_of
 from dropq.worker.reporter import Handled, Outcome, Part, due_ms
 from dropq.worker.sources import Taken
@@ -150,10 +151,8 @@ class RecordWorker(Worker):
             if run.was_held:
                 raise
             outcome, why = None, ""  # at most once, the rest that cannot be read cannot be rejected
-        except (StorageError, OSError) as error:
-            if not run.bundle.cursor.is_cut_short:
-                raise
-            return self._refuse(message, "failed", str(error))
+        except ReadFailed as error:
+            return self._refuse(message, "failed", error.problem)
         return self._end_of(run, run.bundle) if outcome is None else (outcome, why)
 
     def _open(self, taken: Taken) -> Bundle:
@@ -221,6 +220,8 @@ class RecordWorker(Worker):
         if not run.was_held:
             unreadable = bundle.cursor.unreadable
             return (None, "") if unreadable is None else ("failed", str(unreadable))
+        if bundle.kept_whole:
+            return "failed", bundle.kept_whole
         reason = (message.reason or {}) if message.state in WITH_REASON else {}
         if reason.get("reason") not in _OF_THE_REST:
             return None, ""

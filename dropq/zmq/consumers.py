@@ -102,6 +102,11 @@ class Consumers:
         return len(self._out) + len(self._refused)
 
     @property
+    def are_due(self) -> bool:
+        """Whether a message is out, or an ack that the file system refused is worth another try."""
+        return bool(self._out) or any(time.monotonic() < out.until + SPARE for out in self._refused)
+
+    @property
     def idle_for(self) -> float:
         """Seconds until there is something to do without news."""
         now = time.monotonic()

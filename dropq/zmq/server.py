@@ -133,7 +133,7 @@ class Server:
         """Serve until it is asked to stop, and what is out then is settled or over; asked twice, return at once."""
         send, receive, monitor = (self._sockets[name] for name in ("send", "receive", "monitor"))
         with stop.waking(self._watch.wake):
-            while stop.times < 2 and not (stop.asked and not self._consumers.out):
+            while stop.times < 2 and not (stop.asked and not self._consumers.are_due):
                 reads = self._producers.blocked_for is None and not stop.asked
                 waits = send.ready or monitor.ready or (reads and receive.ready)
                 # While no consumer takes anything, what comes into target/ is no news, and would be a round each time.

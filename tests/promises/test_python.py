@@ -387,6 +387,7 @@ def test_every_exception_is_public() -> None:
         found |= {kind.__name__ for kind in waiting if kind.__module__ in library and not kind.__name__.startswith("_")}
     # Readers by records catch the one, and set the message aside; those who do not wait for room catch the other.
     # Who carries messages keeps what the third says beside their row; to users it is a StorageError. Of those of what
-    # work makes, a worker catches the one, and the other is a ValueError to users. The last is an Unavailable to them.
-    found -= {"Unreadable", "MustWait", "OlderState", "NotSent", "TooManyOutputs", "Missing"}
+    # work makes, a worker catches the one, and the other is a ValueError to users. The last two are an Unavailable
+    # and a StorageError to them.
+    found -= {"Unreadable", "MustWait", "OlderState", "NotSent", "TooManyOutputs", "Missing", "ReadFailed"}
     assert {"DropqError", "LeaseLost", "Retry"} <= found <= set(dropq.__all__)

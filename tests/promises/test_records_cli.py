@@ -17,6 +17,7 @@ from workers import counted
 
 from dropq import Queue
 from dropq.cli import main
+from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.worker.loop import Handler, Stop
 from dropq.worker.record_commands import BundleCommand, RecordCommand
 from dropq.worker.run import By, run
@@ -185,6 +186,13 @@ def test_commands_read_every_record_and_each_line_with_its_line_feed(
         assert lies["processed"] == [b"1"] and lies["error"][0].startswith(b"x")
     else:
         assert lies == {"processed": [body]}, "the body stays byte for byte"
+
+
+def test_a_long_reason_of_a_record_is_cut_and_the_next_one_is_read(queue: Queue, dropq: Dropq) -> None:
+    queue.send(lines(1, 3), type="text")
+    code, _, _ = work_records(dropq, r"""printf '1\t%100000s\n2\tshort\n' x >"$DROPQ_FAILED" """)
+    assert code == 1
+    assert sorted(len(str(why["detail"])) for why in reasons(queue).values()) == [len("short"), STDERR_LIMIT]
 
 
 def test_the_records_that_a_command_reports_fail_and_the_others_are_acknowledged(queue: Queue, dropq: Dropq) -> None:

@@ -87,6 +87,36 @@ def test_retry_gives_back_with_its_delay_and_reject_refuses_at_once(tmp_path: Pa
     assert (reason["reason"], reason["detail"], reason["code"]) == ("rejected", "nobody wants it", 7)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        return self.args[1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (Reject("no", stderr=b"oops\xff"), {"detail": "no", "stderr": "oops\ufffd"}),
+        (Fail("no", at=Path("x")), {"detail": "no", "at": "PosixPath('x')"}),
+        (Mute(1), {"detail": "Mute"}),
+    ],
+    ids=["bytes", "a path", "no text"],
+)
+def test_whatever_a_handler_says_of_a_message_ends_no_worker(
+    tmp_path: Path, raised: Exception, says: dict[str, str], records: bool
+) -> None:
+    queue = make_queue(tmp_path, redelivery_attempts=0)
+    queue.send_many([{"body": body, "type": "text"} for body in ("bad\n", "good\n")])
+
+    def handler(item: Any) -> None:
+        if b"bad" in item.body if isinstance(item, Message) else b"bad" in item.data:
+            raise raised
+
+    work(queue, handler, until_empty=True, records=records)
+    assert where(queue) == {"error": [b"bad\n"], "processed": [b"good\n"]}
+    assert reason_in(queue, "error").items() >= says.items()
+
+
 def test_a_retry_without_a_delay_is_delivered_again_by_the_same_worker(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"a")

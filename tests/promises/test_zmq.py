@@ -542,6 +542,27 @@ def test_acks_that_are_refused_are_tried_again(serving: Served, queue: Queue, mo
     until(lambda: where(queue) == {"processed": [b"body"]}, "another try")
 
 
+def test_a_server_that_stops_waits_for_no_ack_that_is_refused_beyond_its_lease(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(b"body")
+    tried = []
+
+    def refused(self: Storage, source: str, destination: str, *how: object) -> None:
+        tried.append(source)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), source)
+
+    with served(queue, ack_timeout=0.3) as serving, monkeypatch.context() as patch:
+        consumer = serving.consumer()
+        frames = consumer.recv_multipart()
+        patch.setattr(Storage, "move", refused)
+        consumer.send_multipart([*frames[:2], b"1"])
+        until(lambda: tried, "the first try")
+        serving.stop.ask()
+        until(serving.ended.is_set, "the end of the server")
+    assert where(queue) == {"target": [b"body"]}
+
+
 def test_what_found_no_room_is_refused_at_the_end(tmp_path: Any) -> None:
     queue = Root.create(tmp_path / "root").create_queue("orders", max_unprocessed=1, overflow="block")
     with served(queue) as serving:
