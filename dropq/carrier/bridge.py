@@ -240,10 +240,11 @@ class Bridge:
         What may not be taken within `PATIENCE` is left to the next time.
 
         Raises:
-            DropqError, OSError: why a queue could not be served, or a message not be taken; the others were.
+            DropqError, OSError: why a queue could not be served, or a message not be taken; the others were. That
+                there is no room here for a message is an error only if no other came.
         """
         errors: dict[str, Exception] = {}
-        until, wait = time.monotonic() + PATIENCE, wait or threading.Event().wait
+        before, until, wait = self.taken.total(), time.monotonic() + PATIENCE, wait or threading.Event().wait
         while True:
             stuck = self._stuck()
             taken, failed = self._round()
@@ -252,7 +253,9 @@ class Bridge:
             goes_on = due <= until or (self._stuck() > stuck and time.monotonic() < until)  # to those behind them
             if taken or failed or not goes_on or wait(TICK):
                 break
-        for error in (self._kept() | errors).values():
+        came = self.taken.total() > before
+        kept = {what: why for what, why in self._kept().items() if not (came and isinstance(why, Unavailable))}
+        for error in (kept | errors).values():
             raise error
 
     def _stuck(self) -> int:
@@ -553,10 +556,10 @@ class _Crossing:
             path = f"{theirs.layout.folder(waits)}/{file.filename}"
             length = reading.readable_size(path)
             if length is None or size + length > free:
-                # It is gone, no file, closed to this user, or too large, perhaps only beside the others.
-                is_told = length is not None and length > free
-                why = Unavailable(f"{base} has no room for twice the bytes of {path}; it stays there")
-                self._left[_key(file)] = _Left(now, why if is_told else None)
+                why = None  # it is gone, no file, closed to this user, or too large only beside the others
+                if length is not None and length > free:
+                    why = Unavailable(f"{base} has no room for twice the bytes of {path}; it stays there")
+                self._left[_key(file)] = _Left(now, why)
                 continue
             try:
                 gone = moves.give_away(path, file, row.given, to)

@@ -184,10 +184,10 @@ def destroyed_in(context: QueueContext) -> float | None:
 
 def is_gone(root: RootContext, name: str, error: Exception) -> bool:
     """Return whether an error says that a queue is not there: RACE: a temporary one goes when its requester is done."""
-    if isinstance(error, NoSuchQueue) or not names.is_temporary(name):
-        return isinstance(error, NoSuchQueue)
+    if isinstance(error, NoSuchQueue):
+        return True
     try:
-        return not reading.exists(f"{root.layout.path}/{name}")
+        return names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}")
     except OSError:
         return False  # it is shown with the error that it had
 
@@ -389,20 +389,21 @@ class _Checks:
     def _goes_aside(self) -> bool:
         return self._rest is not None and self._rest.is_put_aside
 
-    @property
+    @cached_property
     def _why_filtered(self) -> str:
-        where, filter = shlex.quote(self._context.layout.config_file), f"`filter = {self._context.config.filter!r}`"
+        where = shlex.quote(self._context.layout.config_file)
+        no_match = f"`filter = {self._context.config.filter!r}` does not match"
         if self._rest is not None and (unread := sum(not self._rest.keeps_out(file) for file in self._kept_out)):
-            filter = f"{filter}, which cannot read the bodies of {unread},"
+            no_match = f"{no_match} (of {unread} it cannot read the body)"
         if self._goes_aside:
             after = format_duration(self._context.config.unroutable_after)
             return (
-                f"{filter} does not match: after {after}, by unroutable_after, consumers put aside in "
+                f"{no_match}: after {after}, by unroutable_after, consumers put aside in "
                 f"error/ what waits; correct a wrong filter in {where} before that"
             )
         away = f"`dropq move {self._name} OTHER --all`" if self._filtered == self._counts["target"] else "`dropq move`"
         return (
-            f"{filter} does not match, and no consumer gets: correct that in {where}, or {away} "
+            f"{no_match}, and no consumer gets: correct that in {where}, or {away} "
             f"brings them elsewhere; `dropq browse {self._name} --explain` names them"
         )
 

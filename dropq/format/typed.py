@@ -33,7 +33,7 @@ class Typed:
         kind, value = self.type, self.value
         if kind == "S" and isinstance(value, str):
             check_text("a property value", value)
-            if type(value) is not str:  # an Enum
+            if type(value) is not str:  # of an Enum its value
                 object.__setattr__(self, "value", str.__str__(value))
         elif kind in ("F", "D") and isinstance(value, (int, float)) and not isinstance(value, bool):
             object.__setattr__(self, "value", _float(self, value))
@@ -48,18 +48,15 @@ class Typed:
 
     @classmethod
     def of(cls, value: object) -> Typed:
-        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is.
-
-        Of an Enum, or of another subclass of these types, it is the plain value, which alone a file name can hold.
-        """
+        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""
         if isinstance(value, Typed):
             return value
         if isinstance(value, bool):
             return cls("B", value)
         if isinstance(value, int):
-            return cls("I" if is_int32(value) else "L", int(value))
+            return cls("I" if is_int32(value) else "L", value)
         if isinstance(value, float):
-            return cls("D", float(value))
+            return cls("D", value)
         if isinstance(value, str):
             return cls("S", value)
         raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")

@@ -326,7 +326,7 @@ class Shares(Settlement):
         try:
             self.complete()
         except (OSError, StorageError) as error:  # the share is settled: the next attempt, or a sweep, goes on
-            if getattr(error, "location", None) is not None:
+            if isinstance(error, StorageError) and error.location is not None:
                 raise  # the barrier is settled, too, only not synced
             log.warning("queue %s: a sweep goes on with the end of a barrier: %s", self._queue.name, describe(error))
 
@@ -465,7 +465,7 @@ def begun(context: QueueContext, claims: Iterable[Claim | None]) -> list[tuple[S
 
 
 def handed_out(context: QueueContext, claimed: Iterable[MessageFile]) -> dict[str, tuple[Decision, Decision]]:
-    """Return what `Shares.decide` returns of each handed-out barrier of `claimed`, the claims, by its claim's owner."""
+    """Return what `Shares.decide` says of each barrier that is handed out, by the owner of its claim in `claimed`."""
     found = begun(context, (file.claim for file in claimed))
     return {shares.token: shares.decide(is_shown=is_shown) for shares, claim, is_shown in found if claim is not None}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from dropq.config.load import load_queue, load_root
 from dropq.errors import ConfigError, Unavailable
@@ -37,7 +38,6 @@ class FilterRest:
         self.is_put_aside = _is_put_aside(context)
         #: Whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
         self.is_idle = config.filter is not None and config.filter_rest == "error" and not self.is_put_aside
-        self._decide = None if self.matches is None else deciding(config.filter or "", context, "target", context)
         #: When a message is looked at again, in ms since 1970; another file may come under a foreign name.
         self._again: dict[tuple[str, int], int] = {}
         self._changed = 0
@@ -64,7 +64,11 @@ class FilterRest:
 
     def keeps_out(self, file: MessageFile) -> bool:
         """Return whether the filter does not match; False of a body that cannot be read, or is too long or deep."""
-        return self._decide is not None and self._decide(file) is False
+        return self.matches is not None and self._decide(file) is False
+
+    @cached_property
+    def _decide(self) -> Callable[[MessageFile], bool | None]:
+        return deciding(self._context.config.filter or "", self._context, "target", self._context)
 
     def is_due(self, file: MessageFile) -> bool:
         """Return whether a consumer is to put a message aside now; the configuration is read once more before.

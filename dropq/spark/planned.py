@@ -39,7 +39,10 @@ RECENT = 1000
 
 
 def mark_of(context: QueueContext) -> str:
-    """Return the mark of a queue, which no other has; "" for one made by hand, or with a closed `.dropq`."""
+    """Return the mark of a queue, which no other queue has; "" for a queue without one, such as one made by hand.
+
+    It is "" also where this user may not list `.dropq`.
+    """
     try:
         return min(marks_in(context.layout.private), default="")
     except PermissionError:

@@ -186,10 +186,8 @@ def _is_gone(path: str) -> bool:
     """Return whether nothing has this path; False where that cannot be looked at."""
     try:
         os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -5,11 +5,12 @@ Each function returns an iterator of outcomes: what it yielded is done, and what
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, partial
 from shlex import quote
@@ -21,13 +22,14 @@ from dropq.filters import check_chooses, compile_filter
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, split_receipt
 from dropq.format.layout import SETTLED, WAITING, WITH_REASON
+from dropq.format.message_file import MessageFile
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.settlement import Claims
-from dropq.policies.matching import deciding, matcher
+from dropq.policies.matching import deciding
 from dropq.queue import by_id
 from dropq.queue.browsing import browse, named, walk
 from dropq.queue.message import Message
@@ -71,7 +73,6 @@ class Selection:
         before: only what came to the state by this time, in ms since 1970, however long the verb takes; None for all.
             Then it takes the memory of few messages, and ends once `stop` returns True.
         exact: the ids are file names, so that one listing finds them.
-        undecided: the states and names of messages of which `select` cannot tell whether the filter matches.
 
     Raises:
         ValueError: `ids` is a text, which is no list of ids.
@@ -87,7 +88,6 @@ class Selection:
     before: int | None = None
     exact: bool = False
     stop: Callable[[], bool] = lambda: False
-    undecided: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, str | bytes):
@@ -110,12 +110,27 @@ class Selection:
         """Return whether a message of these names is asked for."""
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
-    def why_undecided(self, *messages: Message) -> str:
-        """Return why messages are not touched that `select` yields because a filter may match; "" if it does."""
-        if self.undecided.isdisjoint((message.state, message.file) for message in messages):
+    @cached_property
+    def _tests(self) -> dict[str, Callable[[MessageFile], bool | None]]:
+        return {}  # by state
+
+    @cached_property
+    def _reads_bodies(self) -> bool:
+        return self.filter is not None and compile_filter(self.filter).reads_body
+
+    def why_spared(self, *messages: Message) -> str:
+        """Return why a verb leaves selected messages alone, of which the filter may have seen only NULLs; else ""."""
+        if self.filter is None or not self._reads_bodies:
             return ""
-        why = "its body, or its sidecar, cannot be read, or is too long or deep"
-        return f"whether the filter matches is not known, as {why}; it was not touched"
+        for message in messages:
+            context, state = message.context, message.state
+            if state not in self._tests:
+                self._tests[state] = deciding(self.filter, context, state, context, context.reasons)
+            matches = self._tests[state](message._file)
+            if not matches and os.path.lexists(message.path):
+                why = "cannot be read, or is too long or deep"
+                return f"the filter does not surely match it, as its body, or its sidecar, {why}; it was not touched"
+        return ""
 
     def check(self, allowed: Sequence[str], verb: str, instead: str = "") -> None:
         """Raise ValueError for states that a verb does not take messages from; it says what to do `instead`."""
@@ -124,7 +139,7 @@ class Selection:
 
 
 def select(context: QueueContext, which: Selection) -> Iterator[Message]:
-    """Yield the selected messages, and the undecided: one state after the other, each in order of delivery."""
+    """Yield the selected messages: one state after the other, each in order of delivery."""
     if "target" in which.states:
         _wait_for_recovery(context)
     with error_context("no message was touched"):
@@ -146,21 +161,8 @@ def _listed(context: QueueContext, state: str, which: Selection) -> Iterable[Mes
     if which.exact and which.wanted is not None:
         return list(named(context, state, which.wanted))
     if which.before is not None:
-        return _matching(context, state, which, walk(context, state, stop=which.stop))
-    return list(_matching(context, state, which, browse(context, state)))
-
-
-def _matching(context: QueueContext, state: str, which: Selection, messages: Iterable[Message]) -> Iterator[Message]:
-    if which.filter is None:
-        yield from messages
-        return
-    matches = matcher(context, which.filter, state)
-    decides = deciding(which.filter, context, state, context, context.reasons)
-    for message in messages:
-        if matches(message._file):  # perhaps only as what cannot be read is NULL
-            if decides(message._file) is None and reading.exists(message.path):
-                which.undecided.add((state, message.file))
-            yield message
+        return walk(context, state, which.filter, which.stop)
+    return list(browse(context, state, which.filter))
 
 
 def _names(message: Message) -> set[str]:
@@ -285,7 +287,7 @@ def _requeue_whole(context: QueueContext, which: Selection, *, keep_expiration: 
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
             join = partial(reassembly.join, context, state, parts, keep_expiration=keep_expiration)
-            why = which.why_undecided(*parts) or reassembly.why_apart(parts)
+            why = which.why_spared(*parts) or reassembly.why_apart(parts)
             outcome = _outcome(parts[0], join, f"{done} as one message of {len(parts)} parts", which, why)
             yield replace(outcome, id=bundle)
         else:
@@ -455,11 +457,11 @@ def ack(
         raise ValueError(f"{context.name} is a topic, which nobody consumes: name a subscription; nothing was changed")
     messages = list(select(context, which))
     if which.dry_run:
-        kept = (
-            (each, which.why_undecided(each) or by_id.why_kept(context, each._file, each.state, own))
-            for each in messages
-        )
-        return (Outcome(each.id, each.file, not why, why or "would be acknowledged") for each, why in kept)
+
+        def why_kept(message: Message) -> str:
+            return by_id.why_kept(context, message._file, message.state, own)
+
+        return each(context, which, messages, lambda message: None, "acknowledged", why_kept)
 
     def acknowledging() -> Iterator[Outcome]:
         with subscribe() as claiming:
@@ -559,7 +561,7 @@ def _outcome(
     message: Message, act: Callable[[], str | None], done: str, which: Selection, why_kept: str = ""
 ) -> Outcome:
     outcome = partial(Outcome, message.id, message.file)
-    if why := which.why_undecided(message) or why_kept:
+    if why := which.why_spared(message) or why_kept:
         return outcome(False, why)
     if which.dry_run:
         return outcome(True, f"would be {done}")

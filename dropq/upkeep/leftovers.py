@@ -31,7 +31,7 @@ class Leftover(NamedTuple):
         is_left: returns whether nothing needs it, if it is that old.
         remove: removes it; returns how many files or folders went.
         kind: the kind of finding that it is; "" for what fsck does not show, or shows as another kind.
-        is_dead: whether nothing needs it though it is younger; it is kept until then for people to see.
+        is_dead: whether nothing needs it even before; it is only kept until it is that old.
     """
 
     path: str

@@ -319,11 +319,10 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
             return
     except OSError:
         pass
-    are_joined = reassembly.is_under_way(gone)
     _restore(context, gone)
     jobs.sweep(context)
     refuse_unsettled(context)
-    if are_joined:
+    if reassembly.is_under_way(context.layout):
         raise Unavailable(f"parts of queue {context.name!r} are being put together: try again; nothing was removed")
     what = f"queue {context.name!r} holds what is no message in target/ or processing/"
     raise _not_empty(context, f"{what}: `dropq fsck {context.name} --repair` sets it aside, or force it")

@@ -106,6 +106,8 @@ def came(message: Message) -> str:
 def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep_expiration: bool = False) -> str:
     """Put the parts of one bundle, which lie in `state`, together as a new message; return its name in target/.
 
+    `why_apart` was asked before, and nothing keeps them apart.
+
     The records are in the order of their numbers. A missing number becomes an empty line, row or frame. If several
     parts have equal records of a number, the whole has one if the bundle has a generated id, as after a replay. Without
     such an id they may be of two bundles, and are refused. Counters and the queue's clock begin again, and the
@@ -115,8 +117,6 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
         DropqError: the parts cannot be put together; they stay as they are.
         StorageError: they stay as they are, or a sweep moves them back; or, if the text says so, they are together.
     """
-    if why := why_apart(messages):
-        raise DropqError(why)
     parts = _sorted(messages)
     first = parts[0]
     name = naming.name_of_whole(context, first.file, first.bundle, first.number, keep_expiration=keep_expiration)

@@ -737,6 +737,22 @@ def test_no_verb_touches_a_message_whose_body_cannot_be_read(
     assert os.path.exists(closed)
 
 
+def test_a_message_whose_body_could_not_be_read_for_a_moment_is_held_against_the_filter_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, read, failures = make(), reading.read_body, iter([OSError(errno.EIO, os.strerror(errno.EIO), "there")])
+    queue.send('{"customer": "ann"}')
+
+    def refused_once(path: str, *longest: int) -> bytes:
+        for error in failures:
+            raise error
+        return read(path, *longest)
+
+    monkeypatch.setattr(reading, "read_body", refused_once)
+    (outcome,) = bulk.purge(queue.context, bulk.Selection(("target",), filter="/customer IS NULL"))
+    assert not outcome.ok and queue.counts()["target"] == 1
+
+
 def test_a_message_that_is_taken_while_a_filter_reads_it_is_no_failure_of_a_verb_that_does_not_want_it(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -668,7 +668,7 @@ def test_a_queue_that_is_full_of_bodies_that_its_filter_cannot_read_is_not_well(
     assert queue.receive() is None
     (reason,) = queue.health().reasons
     assert reason.kind == "jammed"
-    assert "`filter = '/a = 1'`, which cannot read the bodies of 1, does not match" in reason.message
+    assert "`filter = '/a = 1'` does not match (of 1 it cannot read the body)" in reason.message
 
 
 def test_a_filter_that_needs_what_is_not_installed_stops_no_look_at_the_queue(

@@ -46,7 +46,7 @@ def test_retention_looks_at_processed_alone(make: Make, clock: Clock) -> None:
 
 
 def _with_a_fixed_file(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archive four messages, of which the oldest, `a`, cannot be removed."""
+    """Archive four messages; the oldest, `a`, cannot be removed."""
     for body in (b"a", b"b", b"c", b"d"):
         queue.send(body)
         take(queue).ack()

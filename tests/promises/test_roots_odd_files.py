@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -164,8 +165,7 @@ def test_a_sparse_file_that_finds_no_room_here_stays_and_those_behind_it_come(
     with pytest.raises(Unavailable, match="no room for twice"):
         bridged(b, "a")
     a.send(b"x")
-    with pytest.raises(Unavailable, match="no room for twice"):
-        bridged(b, "a")
+    assert bridged(b, "a") == 1
     assert bodies(b) == [b"x"]
     assert (base(a) / "target" / f"9{ID[1:]}1.B").stat().st_size == size and at_rest(a)
 
@@ -430,6 +430,7 @@ def test_what_cannot_be_taken_keeps_no_other_from_a_consumer_of_one(
     a.send_many([b"bad", b"bad for a while", b"2", b"3"])
     stuck = {b"bad", b"bad for a while"}
     CANNOT[why](monkeypatch, stuck)
+    monkeypatch.setattr(bridge_module, "BEHIND", math.inf)  # however long the rounds take
     bridge = bridge_of(b, "a")
 
     def come(rounds: int = 8) -> list[bytes]:

@@ -710,7 +710,7 @@ def test_a_filter_that_matches_few_of_many_ends_with_its_slice(
 
         return test
 
-    monkeypatch.setattr(bulk, "matcher", counting)
+    monkeypatch.setattr(browsing, "matcher", counting)
     monkeypatch.setattr(acts, "SLICE", 600.0)
     answer = site.act("purge", filter="JMSPriority = 9")
     assert "0 messages purged so far" in said(answer) and "There may be more" in said(answer)
