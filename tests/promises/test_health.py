@@ -664,7 +664,7 @@ def test_what_the_queues_own_filter_keeps_back_is_told_and_a_queue_that_is_full_
 
 def test_a_queue_that_is_full_of_bodies_that_its_filter_cannot_read_is_not_well(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "other", filter="/a = 1", max_unprocessed=1)
-    queue.send('{"a": 1, "b": ' + "[" * 3000 + "]" * 3000 + "}")
+    queue.send('{"a": 1, "b": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert queue.receive() is None
     (reason,) = queue.health().reasons
     assert reason.kind == "jammed"

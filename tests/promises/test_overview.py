@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import struct
@@ -750,20 +751,21 @@ def test_a_terminal_is_as_it_was_once_top_has_ended_and_usable_when_it_was_kille
     def shows(text: str) -> None:
         until(lambda: text in tmux("capture-pane", "-p"), f"{text!r} on the screen", timeout=60)
 
-    top = f"{sys.executable} -m dropq --root {root.path} top --interval 100ms"
-    tmux("new-session", "-d", "-x", "100", "-y", "20", "env PS1='$ ' sh")
+    top = shlex.join([sys.executable, "-m", "dropq", "--root", str(root.path), "top", "--interval", "100ms"])
+    # What is typed is short: the narrow screen below has to hold it and what came before.
+    tmux("new-session", "-d", "-x", "100", "-y", "20", "-e", "PS1=$ ", "-e", f"TOP={top}", "sh")
     try:
         tmux("send-keys", "echo before; echo $((6 * 7))", "Enter")
         shows("42")
-        tmux("send-keys", top, "Enter")
+        tmux("send-keys", 'eval "$TOP"', "Enter")
         shows("1 queue, 1 waiting")
         tmux("resize-window", "-x", "40", "-y", "10")
         root.create_queue("invoices", durability="none")
         shows("invoices")
         tmux("send-keys", "C-c")
         shows("42")
-        assert "waiting" not in tmux("capture-pane", "-p").replace(top, "")
-        tmux("send-keys", f"clear; {top} & sleep 0", "Enter")
+        assert "waiting" not in tmux("capture-pane", "-p")
+        tmux("send-keys", 'clear; eval "$TOP" & sleep 0', "Enter")
         shows("invoices")
         tmux("send-keys", "kill -9 $!; echo $((7 * 191))", "Enter")
         shows("1337")
