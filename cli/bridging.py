@@ -16,7 +16,7 @@ from dropq.errors import ConfigError
 
 from . import output
 from .options import QueueNames, option
-from .output import OK
+from .output import NEGATIVE, OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def bridge(
 
     if proxied and recall is None:
         raise UsageError("--proxied goes with --recall PEER")
+    if proxied and peers:
+        raise UsageError("--proxied asks no peer: leave --peer out")
     if once and recall is not None:
         raise UsageError("give --once or --recall, not both")
     shell = Shell(ctx)
@@ -119,10 +121,11 @@ def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop
     """Serve each peer by a process of its own, until all have ended, or a signal came; return their code, or 1."""
 
     before = ["--root", str(shell.root.path), *["--json"] * shell.json]
-    command = [sys.executable, "-m", "dropq", *before, "bridge", *map(output.escape, names), *["--once"] * once]
+    command = [sys.executable, "-m", "dropq", *before, "bridge", *["--once"] * once]
+    behind = ["--", *map(output.escape, names)]
 
     def begin(peer: Peer) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*command, "--peer", f"{peer.name}={peer.root}"], stdin=subprocess.DEVNULL)
+        return subprocess.Popen([*command, "--peer", f"{peer.name}={peer.root}", *behind], stdin=subprocess.DEVNULL)
 
     running = {peer: begin(peer) for peer in peers}
     codes: dict[Peer, int] = {}
@@ -143,4 +146,5 @@ def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop
         except subprocess.TimeoutExpired:
             output.note(f"the bridge to {quote(peer.name)} does not end: its disk may hang; it is left")
             process.kill()
-    return output.verdict(list(set(codes.values()))) if once else OK
+    failed = {code for code in codes.values() if code} if once else set()
+    return NEGATIVE if len(failed) > 1 else max(failed, default=OK)

@@ -17,7 +17,7 @@ from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 
 from . import output
-from .options import QueueNames, duration, option
+from .options import QueueNames, interval, option
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError
 
@@ -38,7 +38,7 @@ def metrics(
     listen: Annotated[
         str | None, option("--listen ADDRESS", "Answer Prometheus at ADDR:PORT; who reaches that address may read.")
     ] = None,
-    interval: Annotated[float, duration("--interval", "The time between two files.")] = 15.0,
+    interval: Annotated[float, interval("--interval", "The time between two files.")] = 15.0,
 ) -> int:
     """Write metrics of queues, in the text format of Prometheus.
 
@@ -55,6 +55,8 @@ def metrics(
         raise UsageError("give --textfile or --listen, not both")
     if textfile is not None and not textfile.endswith(".prom"):
         raise UsageError(f"--textfile {textfile}: the collector reads files whose names end in .prom")
+    if not queues and listen is None and textfile is None:
+        shell.check_root()
     names = [unescape(name) for name in queues] if queues else None
     viewer, exporter = Viewer(shell.root.context, names), Exporter()
     if names or listen is None:

@@ -60,8 +60,10 @@ def log(
     have time, event, id, delivery, seconds, reason, owner, state, to, count, by.
     """
     shell = Shell(ctx)
-    if unknown := ", ".join(sorted({*(event or ())} - {*EVENTS})):
-        raise typer.BadParameter(f"there is no event {unknown}: {', '.join(EVENTS)}", param_hint="'--event'")
+    if unknown := sorted({*(event or ())} - {*EVENTS}):
+        raise typer.BadParameter(
+            f"there is no event {', '.join(map(repr, unknown))}: {', '.join(EVENTS)}", param_hint="'--event'"
+        )
     queue = shell.queue(name)
     begin = None if since is None else _time(since)
     reader = Reader(queue.layout.log)

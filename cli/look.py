@@ -101,7 +101,7 @@ def ls(
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
-        queue = shell.queue(name)
+        queue = shell.named(name)
         elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
         records.append({"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused})
 
@@ -345,8 +345,7 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
                 print()
             _show(shell, message, *deliveries(queue, message.id))
 
-    (wanted,) = arguments([id])
-    telling_where(shell, queue, show_all)(wanted)
+    telling_where(shell, queue, show_all)(unescape(id))
 
 
 def _shown(queue: Queue, id: str) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
@@ -38,7 +39,7 @@ from .options import (
     state,
     with_options,
 )
-from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
+from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record, unescape
 from .sending import Request, Sending
 from .shell import Shell, UsageError, arguments, delayed_interrupt, despite_closed_stdout, how_many, telling_where
 
@@ -156,7 +157,7 @@ def reply(
 
     shell = Shell(ctx)
     sources = _sources(None if file is None else [file], id=headers["id"])
-    (named,) = arguments([receipt])
+    named = unescape(receipt)
     queue = shell.queue(name)
     message = first_of(queue, named) if _is_id(named) else queue.claimed(named)
     fields = correlated(message, fields_of(headers))
@@ -217,10 +218,11 @@ def receive(
 
 def _nothing_of(queue: Queue) -> str:
     """Write why there is nothing to receive."""
+    name = quote(queue.name)
     if queue.paused:
-        return f"queue {queue.name} is paused: nothing comes until `dropq resume {queue.name}`, or `dropq resume --all`"
+        return f"queue {queue.name} is paused: nothing comes until `dropq resume {name}`, or `dropq resume --all`"
     if waiting := queue.counts()["target"]:
-        why = f"`dropq browse {queue.name} --explain` shows why"
+        why = f"`dropq browse {name} --explain` shows why"
         return f"nothing to receive: of {waiting} in target/ of {queue.name} none is for this consumer now; {why}"
     return f"nothing to receive: queue {queue.name} has no message in target/"
 
@@ -337,8 +339,9 @@ def _deferrable(named: Iterable[str]) -> list[str]:
 
 
 def _acked(message: Message) -> Record:
+    id = message.id  # which one that has no history tells no more
     message.ack()
-    return {"id": message.id, "state": message.state, "receipt": message.receipt}
+    return {"id": id, "state": message.state, "receipt": message.receipt}
 
 
 def _acked_by_id(queue: Queue, id: str, defer: bool) -> Record:

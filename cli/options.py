@@ -14,6 +14,7 @@ from dropq.durations import parse_duration
 from dropq.format.layout import ALL_STATES
 from dropq.format.typed import Typed, read_property
 
+from .output import unescape
 from .shell import UsageError
 
 #: Seconds of a lease where neither the command nor the queue has a period.
@@ -69,13 +70,11 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-def lease_seconds(text: str) -> float:
-    """Return the seconds of a lease that was given as an option."""
-    from dropq.queue.message import LEAST_LEASE
-
+def lasting(what: str, least_ms: int, text: str) -> float:
+    """Return the seconds of a period that was given as an option, and that lasts at least some milliseconds."""
     seconds = _seconds(text)
-    if seconds < LEAST_LEASE:
-        raise typer.BadParameter(f"{text!r}: a lease lasts at least 1ms")
+    if seconds * 1000 < least_ms:
+        raise typer.BadParameter(f"{text!r}: {what} lasts at least {least_ms}ms")
     return seconds
 
 
@@ -84,13 +83,24 @@ def duration(name: str, help: str, parser: Callable[[str], float] = _seconds) ->
     return option(f"{name} DURATION", help, parser=parser)
 
 
-#: An option that takes how long a lease lasts, in seconds for the command.
-lease_period = partial(duration, parser=lease_seconds)
+#: Options that take how long a lease lasts, and how often a command looks again, in seconds for the command.
+lease_period = partial(duration, parser=partial(lasting, "a lease", 1))
+interval = partial(duration, parser=partial(lasting, "an interval", 100))
 
 
 def lease_of(queue: Queue, given: float | None) -> float:
     """Return the seconds that a lease lasts: as given, else as the queue is configured, else a minute."""
     return given if given is not None else queue.config.lease_period or LEASE
+
+
+def point(text: str) -> str:
+    """Return the point at which a replay or a subscription begins, as an option gives it."""
+    from dropq.upkeep.archived import checked
+
+    try:
+        return checked(unescape(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def state(help: str, states: Iterable[str] = ALL_STATES) -> Any:

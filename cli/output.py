@@ -143,6 +143,14 @@ def put(text: str, *, flush: bool = False) -> None:
         print(text, flush=flush)
     except BrokenPipeError:  # where SIGPIPE is ignored, and only there
         discard()
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> errors.StorageError:
+    discard()  # what cannot be written now is not tried again when Python ends
+    text = f"standard output could not be written: {error.strerror}; what the command did stays"
+    return errors.StorageError(text, errno=error.errno)
 
 
 def write(text: str) -> None:
@@ -154,7 +162,7 @@ def write(text: str) -> None:
 
 def interrupted(error: BaseException | None = None) -> int:
     """Report that Ctrl-C ended the command, and what was done until then; return the exit code."""
-    with suppress(OSError):
+    with suppress(errors.StorageError):
         flush()
     done = "; ".join([*filter(None, [str(error or "")]), *_notes(error)])
     note(("\n" if sys.stderr.isatty() else "") + (f"interrupted: {done}" if done else "interrupted"))
@@ -176,6 +184,8 @@ def flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         discard()
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 def discard() -> None:
@@ -261,10 +271,8 @@ def coloured(text: str, stream: TextIO) -> str:
 
 def complain(error: Exception) -> None:
     """Report an error, with its notes."""
-    try:
+    with suppress(errors.StorageError):
         flush()  # what was done comes before what was not
-    except OSError:
-        discard()  # what cannot be written now is not tried again when Python ends
     from dropq.storage.failures import describe
 
     text = describe(error)

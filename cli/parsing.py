@@ -5,6 +5,7 @@ Every command takes `-h`, and `--root` after its name as well as before it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
@@ -112,7 +113,7 @@ def _inherited(ctx: Any) -> Iterator[Any]:
         return
     options = {param.name: copy(param) for param in ctx.find_root().command.params}
     options["root"].help = "The root; the option may also stand before the command."
-    for name in ("root",) if isinstance(ctx.command, TyperGroup) else ("json", "root"):
+    for name in ("json", "root"):
         param = options[name]
         param.expose_value, param.envvar, param.callback = False, None, _set
         yield param
@@ -149,7 +150,7 @@ def _whole(value: int | str, least: int | None) -> int:
         number = int(value)
     except ValueError:
         number = None
-    if number is None or (least is not None and number < least):
+    if number is None or (least is not None and number < least) or abs(number) > sys.maxsize:
         allowed = "a whole number" if least is None else f"a whole number from {least} on"
         raise typer.BadParameter(f"{value!r} is not {allowed}")
     return number
@@ -175,5 +176,6 @@ def _row(param: Any) -> tuple[str, str]:
     if param.param_type_name == "argument":
         return param.display_name_raw, param.help
     written = ", ".join(sorted(param.opts, key=len)) + ("" if param.is_flag else f" {param.display_name_raw}")
-    notes = [f"[default: {param.default}]"] if param.show_default and param.default not in (None, False, "") else []
+    has_default = param.show_default and str(param.default) not in ("None", "False", "")
+    notes = [f"[default: {param.default}]"] if has_default else []
     return written, " ".join([param.help, *notes])

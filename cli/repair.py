@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import typer
 
-from dropq.format.layout import UNSETTLED
+from dropq.format.layout import STATES, UNSETTLED
 from dropq.lifecycle.decision import count_of
 
 from . import output
@@ -29,6 +29,7 @@ from .options import (
     argument,
     duration,
     option,
+    point,
     state,
     with_options,
 )
@@ -166,11 +167,13 @@ def _requeue(task: Bulk, act: Act, *, to_origin: bool) -> int:
 
     found, which = False, task.which
 
-    def watched(context: QueueContext, which: Selection) -> Iterator[Outcome]:
+    def noted(outcome: Outcome) -> Outcome:
         nonlocal found
-        for outcome in act(context, which):
-            found = found or outcome.ok
-            yield outcome
+        found = found or outcome.ok
+        return outcome
+
+    def watched(context: QueueContext, which: Selection) -> Iterator[Outcome]:
+        return map(noted, act(context, which))
 
     plan = _by_origin(task) if to_origin and (which.dry_run or not task.yes) else ""
     destination = f", each to its origin: {plan}" if plan else ""
@@ -191,15 +194,6 @@ def _requeue(task: Bulk, act: Act, *, to_origin: bool) -> int:
     return NEGATIVE if code == OK and (count or to_origin) else code
 
 
-def _point(text: str) -> str:
-    from dropq.upkeep.archived import checked
-
-    try:
-        return checked(output.unescape(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def replay(
     ctx: typer.Context,
     name: QueueName,
@@ -210,7 +204,7 @@ def replay(
             "--from POINT",
             "Where to begin: epoch, now, creation, a generated id, or an ISO 8601 date or time, in UTC unless it "
             "has an offset. By default the queue's recovery_point or, when ids are named, anywhere.",
-            parser=_point,
+            parser=point,
         ),
     ] = None,
     filter: Filter = None,
@@ -241,15 +235,20 @@ def move(
     to: Annotated[str, argument("TO", "The queue to move them to.")],
     ids: Ids = None,
     everything: All = False,
-    state: Annotated[State, state("The state they are in.")] = "target",
+    state: Annotated[State, state("The state they are in.", STATES)] = "target",
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
 ) -> int:
-    """Move messages to another queue, with their counters."""
+    """Move messages to another queue, with their counters.
+
+    A message that is delayed waits there at once.
+    """
     from dropq.upkeep import bulk
 
+    if state not in STATES:  # its sender still writes it
+        raise UsageError(f"messages are moved from {', '.join(STATES)}, not from {state}/")
     shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)
@@ -331,16 +330,21 @@ def prune(
     if state != "processed" and keep_age is None and keep_count is None:
         raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
     shell = Shell(ctx, quiet)
+    if not queues:
+        shell.check_root()
     names = shell.queues(queues)
     if not dry_run:
         shell.confirm(f"Prune {state}/ of {', '.join(names)}?", yes=yes)
     codes: list[int] = []
 
     def outcomes() -> Iterator[Outcome]:
+        opened = shell.named if queues else shell.unless_gone(shell.named)
         for name in names:
             with reporting_errors(codes):
-                context = shell.queue(name).context
-                yield from bulk.prune(context, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
+                if queue := opened(name):
+                    yield from bulk.prune(
+                        queue.context, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run
+                    )
 
     return shell.report(outcomes(), _in_sum("remove", dry_run=dry_run), state=state) or output.verdict(codes)
 
@@ -366,6 +370,7 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
     if bool(queues) == everything:
         raise UsageError("name a QUEUE, or give --all for the whole root")
     if everything:
+        shell.check_root()
         (shell.root.pause if paused else shell.root.resume)()
         return OK
 
@@ -421,13 +426,13 @@ def sweep(
     names = shell.queues(None if name is None else [name])
 
     def act(name: str) -> None:
-        reports.append(shell.queue(name).sweep(**ages, row=row))
+        reports.append(shell.named(name).sweep(**ages, row=row))
 
     code = shell.each(names, shell.unless_gone(act) if name is None else act, "swept")
-    if code and not reports:
-        return code
-    if name is None and not code:
+    if name is None:
         reports.append(shell.root.tidy())
+    elif not reports:
+        return code
     refused = _show_sweep(shell, name, reports)
     return code or (NEGATIVE if refused else OK)
 

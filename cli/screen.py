@@ -20,7 +20,7 @@ from dropq.lifecycle.decision import count_of
 
 from . import log as log_command
 from . import output
-from .options import QueueOrRoot, duration, option
+from .options import QueueOrRoot, interval, option
 from .output import NEGATIVE, OK, Record
 from .shell import Shell, handling
 
@@ -42,7 +42,7 @@ HOME, CLEAR, REST = "\x1b[H", "\x1b[K\n", "\x1b[J"
 def top(
     ctx: typer.Context,
     name: QueueOrRoot = None,
-    interval: Annotated[float, duration("--interval", "The time between two screens.")] = 2.0,
+    interval: Annotated[float, interval("--interval", "The time between two screens.")] = 2.0,
     sort: Annotated[
         str | None, option("--sort COLUMN", f"By {', '.join(COLUMNS)}, the largest first; else the worst first.")
     ] = None,
@@ -67,6 +67,8 @@ def top(
         raise typer.BadParameter(f"there is no column {sort}: {', '.join(COLUMNS)}", param_hint="'--sort'")
     if name is not None:
         name = shell.queue(name).name
+    else:
+        shell.check_root()
     viewer = Viewer(shell.root.context, None if name is None else [name])
     viewer.wait()
     if shell.on_terminal and os.environ.get("TERM") not in (None, "dumb", "unknown"):

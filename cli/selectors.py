@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -151,7 +152,7 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     if not done:
         output.note(
             f"selector {selector} is removed, but what it moved is not all back in {queue.name}: any router or sweep "
-            f"goes on with that, and `dropq selector rm {output.escape(queue.name)} {selector}` waits for it again"
+            f"goes on with that, and `dropq selector rm {quote(queue.name)} {quote(selector)}` waits for it again"
         )
         return TRY_LATER
     output.note(f"selector {selector} is removed: unsettled={moved}, all of them back in {queue.name} or settled since")

@@ -23,7 +23,7 @@ from . import output
 from .options import DryRun, QueueName, QueueNames, Settings, Yes, argument, option
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, in_states, look_into, report_open, root_above
+from .shell import GlobalOptions, Shell, UsageError, in_states, look_into, report_open, root_above, working_directory
 
 if TYPE_CHECKING:
     from dropq import Queue, Root
@@ -47,7 +47,10 @@ def init(
     """
     from dropq import Root
 
-    path = os.path.abspath(directory or cast(GlobalOptions, ctx.obj).root or os.curdir)
+    if directory == "":  # as a variable of a script may be
+        raise UsageError("DIR is empty: name the directory")
+    given = directory or cast(GlobalOptions, ctx.obj).root or os.curdir
+    path = os.path.normpath(given if os.path.isabs(given) else os.path.join(working_directory(), given))
     before = root_above(path)
     Root.create(path, dropboxmq=dropboxmq)
     Shell(ctx).line({"root": path}, ("root",))
@@ -75,7 +78,8 @@ def create(
         raise UsageError("give --dropboxmq or --flat, but not both")
     if shell.doubt and not shell.root.queues():
         shell.report_no_queues()
-    made = shell.root.create_queue(name, dropboxmq=dropboxmq or (False if flat else None), **options_of(settings))
+    layout = True if dropboxmq else False if flat else None
+    made = shell.root.create_queue(unescape(name), dropboxmq=layout, **options_of(settings))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 
@@ -155,7 +159,7 @@ def delete(
     It refuses a queue that has messages to work on, unless --force is given. It removes a subscription, or a topic
     without subscriptions, likewise.
     """
-    from dropq.upkeep.queues import contents, refuse_subscriptions, refuse_unsettled, to_work_on
+    from dropq.upkeep.queues import contents, is_under_way, refuse_subscriptions, refuse_unsettled, to_work_on
 
     shell = Shell(ctx)
     try:
@@ -167,7 +171,7 @@ def delete(
     counts = contents(queue.context)
     listed = in_states(counts)
     if dry_run:
-        refused = not force and bool(to_work_on(counts))
+        refused = not force and bool(to_work_on(counts) or is_under_way(queue.layout, queue.config.ignore))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
@@ -175,6 +179,8 @@ def delete(
         refuse_unsettled(queue.context)
     shell.confirm(f"Delete queue {queue.name} ({listed})?", yes=yes)
     shell.root.delete_queue(queue.name, force=force)
+    if shell.json:
+        shell.line({"queue": queue.name, **counts}, ())
     output.note(f"queue {queue.name} is deleted: {listed}")
     return OK
 
@@ -216,6 +222,8 @@ def config_check(
     from dropq.diagnosis import selector_checks
 
     shell = Shell(ctx)
+    if not files:
+        shell.check_root()
     checked = files or list(_config_files(shell))
     found = [(file, problem) for file in checked for problem in _check_of(file)(file)]
     if not files:  # in their queues, which other queues may belong to

@@ -81,9 +81,13 @@ class Shell:
         _log_to_stderr()
         return Root(self._root or nearest_root())
 
-    def queue(self, name: str) -> Queue:
-        """Return a queue that is there."""
-        queue = self.root.queue(unescape(name))
+    def queue(self, given: str) -> Queue:
+        """Return a queue that is there, by its name as it was given."""
+        return self.named(unescape(given))
+
+    def named(self, name: str) -> Queue:
+        """Return a queue that is there, by its name."""
+        queue = self.root.queue(name)
         _ = queue.layout  # opened here, so that its errors are reported once
         return queue
 
@@ -133,19 +137,20 @@ class Shell:
                 return f"message {id} lies in {each.find(id).state}/ of queue {each.name}"
         return ""
 
-    def unless_gone(self, act: Callable[[str], object]) -> Callable[[str], object]:
+    def unless_gone(self, act: Callable[[str], T]) -> Callable[[str], T | None]:
         """Return `act`, but skip a queue that went by itself, for a command on all queues of the root.
 
         RACE: a temporary queue goes when its requester has its answer, an ephemeral subscription with its holder, or by
         the sweep of its topic: at any moment after it was listed.
         """
 
-        def acting(name: str) -> None:
+        def acting(name: str) -> T | None:
             try:
-                act(name)
+                return act(name)
             except DropqError:
                 if not (is_temporary(name) or "/" in name) or self.root.queue(name).exists():
                     raise
+                return None
 
         return acting
 
@@ -419,15 +424,24 @@ def stdin() -> BufferedReader:
 
 def nearest_root() -> str:
     """Return the nearest directory, from the working directory up, that is a root."""
-    if found := root_above(os.getcwd()):
+    here = working_directory()
+    if found := root_above(here):
         return found
-    look_into(os.getcwd())
-    near = _root_in(os.getcwd())
+    look_into(here)
+    near = _root_in(here)
     hint = f": did you mean --root {quote(near)}?" if near else ""
     raise NoSuchQueue(
-        f"no root: neither {os.getcwd()} nor a directory above it has a dropq.toml; give --root DIR or set DROPQ_ROOT, "
+        f"no root: neither {here} nor a directory above it has a dropq.toml; give --root DIR or set DROPQ_ROOT, "
         f"or make one with `dropq init DIR`{hint}"
     )
+
+
+def working_directory() -> str:
+    """Return the working directory; NoSuchQueue if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise NoSuchQueue("the working directory was removed: change to another one, or give --root DIR") from None
 
 
 def root_above(folder: str) -> str:
@@ -468,7 +482,8 @@ def _log_to_stderr() -> None:
 
     class Talk(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+            text = record.getMessage().replace("\n", "\\x0a")  # a name in it begins no line
+            output.note(f"{record.levelname.lower()}: {text}")
 
     log = logging.getLogger("dropq")
     if not log.handlers:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from dropq.format.addresses import SubscriptionName
+from dropq.format.addresses import SubscriptionName, check_subscription_name
 from dropq.format.layout import NO_LOCAL
 from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output
-from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, with_options
+from .options import DryRun, Headers, Quiet, Settings, TopicName, Yes, argument, duration, option, point, with_options
 from .output import OK, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
@@ -71,12 +71,12 @@ def publish(
 ) -> int:
     """Publish each FILE, or standard input; prints the ids.
 
-    It is `dropq send` with two more options. An id is printed once the message is sent, and every receiver has it. If
-    the topic is paused, or a receiver is full, the message is sent all the same: stderr reports that, and the receivers
-    get it later.
+    It is `dropq send` to every receiver of a topic. An id is printed once the message is sent, and every receiver has
+    it. If the topic is paused, or a receiver is full, the message is sent all the same: stderr reports that, and the
+    receivers get it later.
     """
     shell = Shell(ctx, quiet)
-    topic = shell.root.topic(unescape(name), client_id=client_id)
+    topic = shell.root.topic(unescape(name), client_id=None if client_id is None else unescape(client_id))
     with topic._patient(timeout):
         return messages.send_all(shell, lambda: topic.queue, files, headers, lines=lines, move=move)
 
@@ -94,6 +94,7 @@ def subscribe(
         option(
             "--recovery-point POINT",
             "Begin in the topic's processed/: at epoch, now, creation, a generated id, or an ISO 8601 date or time.",
+            parser=point,
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -111,6 +112,7 @@ def subscribe(
     shell = Shell(ctx)
     topic = shell.root.topic(unescape(name))
     wanted = SubscriptionName(unescape(subscription), _client(client_id), no_local)
+    check_subscription_name(wanted.name, wanted.client_id)
     if filter is not None:
         check_chooses(filter)
         compile_filter(filter)
@@ -149,8 +151,10 @@ def unsubscribe(
         return _report_removal(shell, gone)
     has_messages = _confirm(shell, gone, yes=yes)
     topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
-    for each in gone.items():
-        output.note(f"subscription {_described(*each)} is removed")
+    for address, counts in gone.items():
+        if shell.json:
+            shell.line({"queue": address, **counts}, ())
+        output.note(f"subscription {_described(address, counts)} is removed")
 
 
 def _client(given: str | None) -> str:
@@ -208,7 +212,8 @@ def ls(
     """
     shell = Shell(ctx)
     records: list[Record] = []
-    code = shell.each(_addresses(shell, name), lambda address: records.append(_record(shell.root.queue(address))))
+    list_one = shell.unless_gone(lambda address: records.append(_record(shell.root.queue(address))))
+    code = shell.each(_addresses(shell, name), list_one)
     shell.show(records, COLUMNS, spare=("delayed", "error", "processing"))
     if not records and code == OK:
         shell.check_root()

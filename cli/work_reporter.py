@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import format_duration
@@ -114,14 +115,14 @@ class WorkReporter(Reporter):
         paused = [queue.name for queue in self._queues if queue.paused]
         for name in paused:
             if name not in self._paused:
-                output.note(f"queue {name} is paused: nothing comes until `dropq resume {name}`")
+                output.note(f"queue {name} is paused: nothing comes until `dropq resume {quote(name)}`")
         self._paused = paused
 
     def _line(self, handled: Handled) -> str:
         queue = f"{handled.message.queue.name} " if len(self._queues) > 1 else ""
         outcome = f"{WORDS[handled.outcome]:{len(WORDS['acked'])}}"
         of = f"{handled.records} of " if handled.records else ""
-        return f"{outcome} {of}{queue}{handled.label} in {handled.seconds:.1f} s{handled.details}"
+        return f"{outcome} {of}{queue}{output.escape(handled.label)} in {handled.seconds:.1f} s{handled.details}"
 
 
 def _record(handled: Handled) -> dict[str, object]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -23,6 +24,7 @@ from .options import (
     QueueName,
     argument,
     duration,
+    lasting,
     lease_of,
     lease_period,
     option,
@@ -60,7 +62,12 @@ def work(
     lease: Annotated[
         float | None, lease_period("--lease", "The lease, kept renewed; else the queue's lease_period, else 60s.")
     ] = None,
-    timeout: Annotated[float | None, duration("--timeout", "Stop a command that takes longer; it has failed.")] = None,
+    timeout: Annotated[
+        float | None,
+        duration(
+            "--timeout", "Stop a command that takes longer; it has failed.", parser=partial(lasting, "a command", 1)
+        ),
+    ] = None,
     poll: Annotated[bool, option("--poll", "List the queues at intervals instead of waiting for events.")] = False,
     each: Annotated[bool, option("--each", "Run CMD for each record of a message, which is on its stdin.")] = False,
     records: Annotated[
@@ -247,8 +254,8 @@ def wait(
 ) -> int:
     """Wait until a queue is empty or has N messages, or for a message.
 
-    With --id it prints the state that the message ended in. It exits with 0 when the message was acknowledged, and with
-    1 when it ended in error/ or expired/.
+    With --id it prints the state that the message ended in: `removed` for an acknowledged one without a history. It
+    exits with 0 when the message was acknowledged, and with 1 when it ended in error/ or expired/, or left the queue.
     """
     if sum((empty, count is not None, id is not None)) != 1:
         raise UsageError("give one of --empty, --count N and --id ID")
@@ -274,9 +281,16 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
         queue.find(id)  # it raises: the message is nowhere
     if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
         return TRY_LATER
-    ended = _state(queue, id) or "processed"
-    shell.line({"id": id, "state": ended}, ("state",))
-    return OK if ended == "processed" else NEGATIVE
+    ended = _state(queue, id)
+    if ended is None and (where := shell.where(queue, id)):
+        output.note(where)
+    elif ended is None and not queue.config.history:
+        ended = "removed"  # as an ack does
+    elif ended is None:
+        output.note(f"message {id} is in no queue any more")
+    if ended or shell.json:
+        shell.line({"id": id, "state": ended}, ("state",))
+    return OK if ended in ("processed", "removed") else NEGATIVE
 
 
 def _state(queue: Queue, id: str) -> str | None:

@@ -10,6 +10,7 @@ import pty
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -1798,3 +1799,136 @@ def test_on_a_terminal_long_work_shows_how_far_it_is(root: Root, q: Queue) -> No
     assert shown.count("moved to other") == 150
     code, _ = on_terminal("--root", str(root.path), "send", "q")
     assert code == 2
+
+
+# -- what a hostile reader tried -----------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_still_written_is_not_moved_to_another_queue(root: Root, run: Run) -> None:
+    root.create_queue("other")
+    (root.path / "q" / "working" / "half.csv").write_bytes(b"half")
+    moved = run("move", "q", "other", "--all", "--state", "working", "--yes")
+    assert (moved.code, "not from working/" in moved.err) == (2, True)
+    assert (root.path / "q" / "working" / "half.csv").read_bytes() == b"half"
+
+
+def test_a_command_acts_on_the_queue_that_is_named_and_on_no_other_whose_name_is_its_escape(
+    root: Root, run: Run
+) -> None:
+    for name in ("aAb", "a\\x41b"):
+        root.create_queue(name, durability="none").send(b"x")
+        take(root.queue(name)).ack()
+    escaped = "a\\\\x41b"
+    assert sorted(row[0] for row in run("ls").rows) == sorted(["aAb", escaped, "q"])
+    assert run("prune", escaped, "--keep-count", "0", "--yes").err == "removed=1 failed=0\n"
+    assert run("sweep", escaped).code == run("sweep").code == 0
+    assert [root.queue(name).counts()["processed"] for name in ("aAb", "a\\x41b")] == [1, 0]
+    assert run("create", "b\\x41b").rows == [[str(root.path / "bAb")]]
+
+
+def test_a_message_that_left_its_queue_was_not_acknowledged(root: Root, run: Run) -> None:
+    queue, other = root.queue("q"), root.create_queue("other")
+    for leave, where in (
+        (lambda id: queue.move(other, [id]), "lies in target/ of queue other"),
+        (lambda id: queue.purge([id]), "is in no queue any more"),
+    ):
+        id = queue.send(b"x").id
+        looks = iter([lambda: None, lambda: list(leave(id))])  # noqa: B023
+
+        def look(*given: object, looks: Iterator[Callable[[], object]] = looks) -> None:
+            next(looks, lambda: None)()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dropq.cli.working.time.sleep", look)
+            waited = run("wait", "q", "--id", id, "--timeout", "1m")
+        assert (waited.code, waited.out, where in waited.err) == (1, "", True)
+
+
+def test_an_ack_without_a_history_says_of_which_message_it_was(root: Root, run: Run) -> None:
+    queue = root.create_queue("brief", history=False)
+    id = queue.send(b"x").id
+    receipt = run("receive", "brief", "--json").records[0]["receipt"]
+    assert run("ack", "brief", receipt, "--json").records == [{"id": id, "state": "removed", "receipt": None}]
+
+
+def test_a_queue_that_cannot_be_opened_does_not_keep_a_sweep_from_the_root(
+    root: Root, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.create_queue("bad")
+    (root.path / "bad" / "queue.toml").write_text("nonsense = 1\n")
+    tidied: list[object] = []
+    tidy = Root.tidy
+    monkeypatch.setattr(Root, "tidy", lambda self: (tidied.append(self), tidy(self))[1])
+    swept = run("sweep")
+    assert (swept.code, len(tidied), "nonsense" in swept.err) == (1, 1, True)
+
+
+@pytest.mark.parametrize("line", ["pause --all", "resume --all", "config check", "top", "metrics", "prune --yes"])
+def test_a_folder_that_is_hardly_the_root_is_refused(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "a mount that is away"
+    empty.mkdir()
+    assert cli.main(["--root", str(empty), *line.split()]) == 66
+    assert "is it mounted?" in capsys.readouterr().err
+    assert list(empty.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_told_as_the_output(root: Root) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dropq", "--root", str(root.path), "create", "made"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, root.queue("made").exists()) == (74, True)
+    assert done.stderr.startswith("error: standard output could not be written: No space left on device; ")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("top --interval 0", "at least 100ms"),
+        ("metrics --textfile x.prom --interval 1ms", "at least 100ms"),
+        ("work q --timeout 0 -- cat", "at least 1ms"),
+        ("log q -n 99999999999999999999", "is not a whole number"),
+        ("browse q -n 99999999999999999999", "is not a whole number"),
+        ("topic subscribe news v --recovery-point soon --dry-run", "is no point to begin at"),
+        ("bridge --proxied --recall other --peer other=/tmp", "leave --peer out"),
+        ("requeue q --state target --all", "messages are requeued from"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_before_anything_is_done(root: Root, run: Run, line: str, text: str) -> None:
+    root.create_topic("news")
+    refused = run(*line.split())
+    assert (refused.code, text in refused.err, refused.out) == (2, True, "")
+
+
+def test_an_empty_directory_name_makes_no_root_of_the_working_directory(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run("init", "").code == 2
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("line", [["ls"], ["init", "new"]])
+def test_a_working_directory_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    (tmp_path / "gone").rmdir()
+    assert cli.main(line) == 66
+    assert "the working directory was removed" in capsys.readouterr().err
+
+
+def test_what_a_deletion_would_wait_for_is_told_by_its_dry_run(root: Root, run: Run) -> None:
+    queue = root.queue("q")
+    (Path(queue.layout.private) / "reassembly" / "error,0123456789abcdef").mkdir(parents=True)
+    (Path(queue.layout.private) / "reassembly" / "error,0123456789abcdef" / "part").write_bytes(b"x")
+    dry = run("delete", "q", "--dry-run", "--json")
+    assert (dry.code, dry.records[0]["refused"]) == (1, True)
+    shutil.rmtree(Path(queue.layout.private) / "reassembly")
+    assert run("delete", "q", "--yes", "--json").records[0]["queue"] == "q"

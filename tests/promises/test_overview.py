@@ -545,7 +545,7 @@ def test_a_textfile_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.M
         queue.send(b"x")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert main(["--root", str(root.path), "metrics", "--textfile", str(path), "--interval", "1ms"]) == 130
+    assert main(["--root", str(root.path), "metrics", "--textfile", str(path), "--interval", "100ms"]) == 130
     assert all(text.startswith("# HELP dropq_messages") and text.endswith("\n") for text in found)
 
 
