@@ -1826,22 +1826,21 @@ def test_a_command_acts_on_the_queue_that_is_named_and_on_no_other_whose_name_is
     assert run("create", "b\\x41b").rows == [[str(root.path / "bAb")]]
 
 
-def test_a_message_that_left_its_queue_was_not_acknowledged(root: Root, run: Run) -> None:
+@pytest.mark.parametrize(
+    ("leaves", "where"), [("move", "lies in target/ of queue other"), ("purge", "is in no queue any more")]
+)
+def test_a_message_that_left_its_queue_was_not_acknowledged(
+    root: Root, run: Run, monkeypatch: pytest.MonkeyPatch, leaves: str, where: str
+) -> None:
     queue, other = root.queue("q"), root.create_queue("other")
-    for leave, where in (
-        (lambda id: queue.move(other, [id]), "lies in target/ of queue other"),
-        (lambda id: queue.purge([id]), "is in no queue any more"),
-    ):
-        id = queue.send(b"x").id
-        looks = iter([lambda: None, lambda: list(leave(id))])  # noqa: B023
+    id = queue.send(b"x").id
 
-        def look(*given: object, looks: Iterator[Callable[[], object]] = looks) -> None:
-            next(looks, lambda: None)()
+    def leave(seconds: float) -> None:
+        _ = list(queue.move(other, [id]) if leaves == "move" else queue.purge([id]))
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dropq.cli.working.time.sleep", look)
-            waited = run("wait", "q", "--id", id, "--timeout", "1m")
-        assert (waited.code, waited.out, where in waited.err) == (1, "", True)
+    monkeypatch.setattr("dropq.cli.working.time.sleep", leave)
+    waited = run("wait", "q", "--id", id, "--timeout", "1m")
+    assert (waited.code, waited.out, where in waited.err) == (1, "", True)
 
 
 def test_an_ack_without_a_history_says_of_which_message_it_was(root: Root, run: Run) -> None:
@@ -1858,7 +1857,12 @@ def test_a_queue_that_cannot_be_opened_does_not_keep_a_sweep_from_the_root(
     (root.path / "bad" / "queue.toml").write_text("nonsense = 1\n")
     tidied: list[object] = []
     tidy = Root.tidy
-    monkeypatch.setattr(Root, "tidy", lambda self: (tidied.append(self), tidy(self))[1])
+
+    def noted(self: Root) -> object:
+        tidied.append(self)
+        return tidy(self)
+
+    monkeypatch.setattr(Root, "tidy", noted)
     swept = run("sweep")
     assert (swept.code, len(tidied), "nonsense" in swept.err) == (1, 1, True)
 
