@@ -55,12 +55,12 @@ def metrics(
         raise UsageError("give --textfile or --listen, not both")
     if textfile is not None and not textfile.endswith(".prom"):
         raise UsageError(f"--textfile {textfile}: the collector reads files whose names end in .prom")
-    if not queues and listen is None and textfile is None:
-        shell.check_root()
     names = [unescape(name) for name in queues] if queues else None
     viewer, exporter = Viewer(shell.root.context, names), Exporter()
     if names or listen is None:
         viewer.wait()
+        if viewer.is_listed and not viewer.all() and textfile is None:
+            shell.check_root()
     for seen in viewer.all() if names else ():
         error = seen.last and seen.last.health.error
         if isinstance(error, NoSuchQueue) and not why_away(shell.root.layout, seen.name):

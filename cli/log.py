@@ -19,7 +19,7 @@ from dropq.storage.clock import time_of
 from dropq.storage.failures import describe
 
 from . import output
-from .options import QueueName, option
+from .options import QueueName, most, option
 from .output import NEGATIVE, OK, Record, unescape
 from .shell import Shell
 
@@ -77,11 +77,11 @@ def log(
                     yield record if shell.json else {**record, "reason": output.reason_text(record)}
 
     if follow:
-        heading = shell.below("", deque(new(), LAST if count is None else count), COLUMNS, SPARE)
+        heading = shell.below("", deque(new(), LAST if count is None else most(count)), COLUMNS, SPARE)
         while True:
             time.sleep(PAUSE)
             heading = shell.below(heading, new(), COLUMNS, SPARE)
-    records = new() if count is None else iter(deque(new(), count))
+    records = new() if count is None else iter(deque(new(), most(count)))
     first = list(islice(records, 1))
     shell.show(chain(first, records), COLUMNS, spare=SPARE)
     return OK if first or count == 0 else NEGATIVE

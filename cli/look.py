@@ -23,9 +23,21 @@ from dropq.storage import reading
 
 from . import output
 from .log import deliveries, words
-from .options import Filter, MessageId, QueueName, QueueNames, QueueOrRoot, State, argument, duration, option, state
+from .options import (
+    Filter,
+    MessageId,
+    QueueName,
+    QueueNames,
+    QueueOrRoot,
+    State,
+    argument,
+    duration,
+    most,
+    option,
+    state,
+)
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, UsageError, arguments, telling_where
+from .shell import Shell, UsageError, arguments, single, telling_where
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -233,10 +245,10 @@ def browse(
     """
     shell = Shell(ctx)
     if explain:
-        return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
+        return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), most(count)))
     listed = state or "target"
     queue = shell.queue(name)
-    messages = islice(queue.browse(listed, filter=filter), count)
+    messages = islice(queue.browse(listed, filter=filter), most(count))
     first = list(islice(messages, 1))
     columns = (*COLUMNS, *MORE.get(listed, ()), *(_further(first[0]) if first else ()))
     shell.show(_records(chain(first, messages)), columns, spare=SPARE)
@@ -342,10 +354,10 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId) -> None:
     def show_all(wanted: str) -> None:
         for number, message in enumerate(_shown(queue, wanted)):
             if number and not shell.json:
-                print()
+                output.put("")
             _show(shell, message, *deliveries(queue, message.id))
 
-    telling_where(shell, queue, show_all)(unescape(id))
+    telling_where(shell, queue, show_all)(single(id))
 
 
 def _shown(queue: Queue, id: str) -> list[Message]:
@@ -379,12 +391,12 @@ def _show(shell: Shell, message: Message, log: list[Record], log_begins: datetim
     if sys.stdout.isatty():
         with message.open() as body:
             data = body.read(PREVIEW)
-        print(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
+        output.put(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
 
 
 def _show_line(key: str, text: str) -> None:
     label = output.escape(key)  # the sender chose a property's name
-    print(f"{label}\t{text}" if not sys.stdout.isatty() else f"{label + ':':20} {text}")
+    output.put(f"{label}\t{text}" if not sys.stdout.isatty() else f"{label + ':':20} {text}")
 
 
 def first_of(queue: Queue, id: str) -> Message:

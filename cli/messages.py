@@ -39,9 +39,18 @@ from .options import (
     state,
     with_options,
 )
-from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record, unescape
+from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .sending import Request, Sending
-from .shell import Shell, UsageError, arguments, delayed_interrupt, despite_closed_stdout, how_many, telling_where
+from .shell import (
+    Shell,
+    UsageError,
+    arguments,
+    delayed_interrupt,
+    despite_closed_stdout,
+    how_many,
+    single,
+    telling_where,
+)
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
@@ -157,7 +166,7 @@ def reply(
 
     shell = Shell(ctx)
     sources = _sources(None if file is None else [file], id=headers["id"])
-    named = unescape(receipt)
+    named = single(receipt)
     queue = shell.queue(name)
     message = first_of(queue, named) if _is_id(named) else queue.claimed(named)
     fields = correlated(message, fields_of(headers))
@@ -218,7 +227,7 @@ def receive(
 
 def _nothing_of(queue: Queue) -> str:
     """Write why there is nothing to receive."""
-    name = quote(queue.name)
+    name = quote(output.escape(queue.name))
     if queue.paused:
         return f"queue {queue.name} is paused: nothing comes until `dropq resume {name}`, or `dropq resume --all`"
     if waiting := queue.counts()["target"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
@@ -93,6 +94,11 @@ def lease_of(queue: Queue, given: float | None) -> float:
     return given if given is not None else queue.config.lease_period or LEASE
 
 
+def most(count: int | None) -> int | None:
+    """Return how many at most, as Python's iterators take a number."""
+    return None if count is None else min(count, sys.maxsize)
+
+
 def point(text: str) -> str:
     """Return the point at which a replay or a subscription begins, as an option gives it."""
     from dropq.upkeep.archived import checked
@@ -157,6 +163,7 @@ def with_options(options: type, *only: str, **helps: str) -> Callable[[Callable[
 def fields_of(headers: Headers) -> dict[str, Any]:
     """Return the arguments of `Queue.send` that the options say; UsageError for a property that cannot be read."""
     fields = {name: value for name, value in headers.items() if name != "id"}
+    fields["reply_to"] = headers["reply_to"] and unescape(headers["reply_to"])
     return {**fields, "message_id": headers["id"], "properties": properties_of(headers["properties"])}
 
 

@@ -5,7 +5,6 @@ Every command takes `-h`, and `--root` after its name as well as before it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
@@ -150,7 +149,7 @@ def _whole(value: int | str, least: int | None) -> int:
         number = int(value)
     except ValueError:
         number = None
-    if number is None or (least is not None and number < least) or abs(number) > sys.maxsize:
+    if number is None or (least is not None and number < least):
         allowed = "a whole number" if least is None else f"a whole number from {least} on"
         raise typer.BadParameter(f"{value!r} is not {allowed}")
     return number

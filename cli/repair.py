@@ -370,7 +370,8 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
     if bool(queues) == everything:
         raise UsageError("name a QUEUE, or give --all for the whole root")
     if everything:
-        shell.check_root()
+        if paused:
+            shell.check_root()
         (shell.root.pause if paused else shell.root.resume)()
         return OK
 
@@ -430,8 +431,11 @@ def sweep(
 
     code = shell.each(names, shell.unless_gone(act) if name is None else act, "swept")
     if name is None:
-        reports.append(shell.root.tidy())
-    elif not reports:
+        tidied: list[int] = []
+        with reporting_errors(tidied):
+            reports.append(shell.root.tidy())
+        code = code or tidied[0]
+    if code and not reports:
         return code
     refused = _show_sweep(shell, name, reports)
     return code or (NEGATIVE if refused else OK)

@@ -67,10 +67,10 @@ def top(
         raise typer.BadParameter(f"there is no column {sort}: {', '.join(COLUMNS)}", param_hint="'--sort'")
     if name is not None:
         name = shell.queue(name).name
-    else:
-        shell.check_root()
     viewer = Viewer(shell.root.context, None if name is None else [name])
     viewer.wait()
+    if viewer.is_listed and not viewer.all():
+        shell.check_root()
     if shell.on_terminal and os.environ.get("TERM") not in (None, "dumb", "unknown"):
         _draw_again(shell, viewer, interval, sort, count)
         return OK

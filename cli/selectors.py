@@ -150,9 +150,10 @@ def rm(ctx: typer.Context, name: QueueName, selector: SelectorName) -> int:
     done = queue.remove_selector(selector)
     shell.line({"queue": queue.name, "name": selector, "unsettled": moved, "returned": done}, ("name", "unsettled"))
     if not done:
+        again = f"`dropq selector rm {quote(output.escape(queue.name))} {quote(selector)}` waits for it again"
         output.note(
             f"selector {selector} is removed, but what it moved is not all back in {queue.name}: any router or sweep "
-            f"goes on with that, and `dropq selector rm {quote(queue.name)} {quote(selector)}` waits for it again"
+            f"goes on with that, and {again}"
         )
         return TRY_LATER
     output.note(f"selector {selector} is removed: unsettled={moved}, all of them back in {queue.name} or settled since")

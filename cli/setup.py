@@ -159,7 +159,7 @@ def delete(
     It refuses a queue that has messages to work on, unless --force is given. It removes a subscription, or a topic
     without subscriptions, likewise.
     """
-    from dropq.upkeep.queues import contents, is_under_way, refuse_subscriptions, refuse_unsettled, to_work_on
+    from dropq.upkeep.queues import contents, refuse_subscriptions, refuse_unsettled, to_work_on
 
     shell = Shell(ctx)
     try:
@@ -171,7 +171,7 @@ def delete(
     counts = contents(queue.context)
     listed = in_states(counts)
     if dry_run:
-        refused = not force and bool(to_work_on(counts) or is_under_way(queue.layout, queue.config.ignore))
+        refused = not force and bool(to_work_on(counts))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK

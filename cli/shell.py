@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
+from dropq.config.load import has_dropboxmq
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.format.claims import split_receipt
 from dropq.format.layout import RootLayout
@@ -117,8 +118,8 @@ class Shell:
 
     @property
     def doubt(self) -> str:
-        """The doubt that this is a root, for a message; empty if it has a dropq.toml."""
-        if os.path.lexists(self.root.layout.config_file):
+        """The doubt that this is a root, for a message; empty if it has a dropq.toml, or a DropboxMQ works there."""
+        if os.path.lexists(self.root.layout.config_file) or has_dropboxmq(self.root.layout.path):
             return ""
         path = self.root.layout.path
         near = root_above(path) or _root_in(path)
@@ -354,6 +355,14 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
                 yield unescape(fields[min(column, len(fields) - 1)])
 
 
+def single(given: str) -> str:
+    """Return the id or receipt that was given, or the only one on standard input for `-`."""
+    named = list(arguments([given]))
+    if len(named) != 1:
+        raise UsageError(f"give one message: standard input has {len(named)}")
+    return named[0]
+
+
 @contextmanager
 def reporting_errors(codes: list[int]) -> Iterator[None]:
     """Report an error of the block instead of raising it; add the exit code."""
@@ -482,7 +491,7 @@ def _log_to_stderr() -> None:
 
     class Talk(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage().replace("\n", "\\x0a")  # a name in it begins no line
+            text = record.getMessage().replace("\n", "\n    ")  # what a name has behind it looks like no line of ours
             output.note(f"{record.levelname.lower()}: {text}")
 
     log = logging.getLogger("dropq")

@@ -115,7 +115,7 @@ class WorkReporter(Reporter):
         paused = [queue.name for queue in self._queues if queue.paused]
         for name in paused:
             if name not in self._paused:
-                output.note(f"queue {name} is paused: nothing comes until `dropq resume {quote(name)}`")
+                output.note(f"queue {name} is paused: nothing comes until `dropq resume {quote(output.escape(name))}`")
         self._paused = paused
 
     def _line(self, handled: Handled) -> str:

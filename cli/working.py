@@ -17,6 +17,7 @@ from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.decision import count_of
 
 from . import output
+from .log import deliveries, words
 from .look import explain_filter
 from .options import (
     Filter,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 #: Seconds between two counts of `wait`: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+#: What the log says of a message that left its queue, and was not acknowledged there.
+LEAVES = ("moved", "purged", "dead-letter")
 
 
 @with_options(
@@ -122,6 +125,7 @@ def work(
     if outs and (each or records):
         raise UsageError("--to sends with the ack of a message: leave out --each and --records")
     shell = Shell(ctx)
+    client_id = None if client_id is None else output.unescape(client_id)
     queues = [shell.queue(name) for name in names]
     for queue in queues if not quiet else ():
         shell.warn_of_topic(queue)
@@ -282,15 +286,25 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
     if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
         return TRY_LATER
     ended = _state(queue, id)
-    if ended is None and (where := shell.where(queue, id)):
-        output.note(where)
-    elif ended is None and not queue.config.history:
-        ended = "removed"  # as an ack does
-    elif ended is None:
-        output.note(f"message {id} is in no queue any more")
+    if ended is None:
+        left = _departure(queue, id)
+        if not left and queue.config.history:  # it may have been acknowledged, and pruned
+            left = shell.where(queue, id)
+        if left:
+            output.note(left)
+        else:
+            ended = "processed" if queue.config.history else "removed"
     if ended or shell.json:
         shell.line({"id": id, "state": ended}, ("state",))
     return OK if ended in ("processed", "removed") else NEGATIVE
+
+
+def _departure(queue: Queue, id: str) -> str:
+    """Return how a message left its queue but by an ack, as the log has it; "" if it does not say that."""
+    events, _ = deliveries(queue, id)
+    last = events[-1] if events else {}
+    leaves = last.get("event") in LEAVES or (last.get("event") == "requeued" and last.get("to"))
+    return f"message {id} left {queue.name}: {words(last)}" if leaves else ""
 
 
 def _state(queue: Queue, id: str) -> str | None:
