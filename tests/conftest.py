@@ -222,3 +222,5 @@ def stage(tmp_path: Path) -> Iterator[list[Actor]]:
     (tmp_path / "notes").mkdir(exist_ok=True)
     (tmp_path / "notes" / "stop").touch()
     finish(*actors)
+    said = (tmp_path / "notes" / "out").glob("*-*")
+    assert [path.name for path in said if b"Traceback" in path.read_bytes()] == [], "an actor ended by an error"

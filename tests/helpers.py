@@ -21,9 +21,11 @@ from dropq import Health, Message, Queue, Root
 from dropq.events.log import OUTCOMES
 from dropq.events.reader import Event, Reader
 from dropq.lifecycle.timing import Timing
-from dropq.storage import clock, exclusive_rename, reading, system_calls
+from dropq.queue.subscription import Subscription
+from dropq.storage import clock, exclusive_rename, reading, system_calls, watch
 from dropq.storage import files as storage_files
 from dropq.storage.system_calls import HERE
+from dropq.worker import loop
 
 #: What the fixture `make` is: it makes a queue with the given options.
 Make = Callable[..., Queue]
@@ -356,3 +358,24 @@ class RecordingOs:
                 parts.append(relative if os.path.isdir(path) else f"{os.path.dirname(relative)}/*")
             told.append(" ".join([name, *parts]))
         return told
+
+
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Let nobody look but for an event, or for being woken; return what says whether somebody waits so now."""
+    monkeypatch.setattr(Subscription, "_next_attempt", 60.0)
+    monkeypatch.setattr(watch, "PATIENCE", 0.0)
+    monkeypatch.setattr(loop, "RESCAN", 60.0)
+    waiting: list[watch.Watch] = []
+    wait = watch.Watch.wait
+
+    def noted(self: watch.Watch, timeout: float = watch.RESCAN) -> bool:
+        if not self.events:
+            return wait(self, timeout)
+        waiting.append(self)
+        try:
+            return wait(self, timeout)
+        finally:
+            waiting.remove(self)
+
+    monkeypatch.setattr(watch.Watch, "wait", noted)
+    return lambda: bool(waiting)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from children import in_child
-from helpers import make_queue, names_in, private, until, where
+from helpers import make_queue, names_in, only_woken, private, until, where
 
 from dropq import BacklogReached, DropqError, LeaseLost, Out, StorageError, aio
 from dropq import Queue as ThreadsQueue
@@ -324,12 +324,16 @@ def test_a_message_ends_the_wait_of_one_task(queue: ThreadsQueue) -> None:
     assert where(queue) == {"processed": [b"x"]}
 
 
-def test_closing_ends_every_wait_at_once(queue: ThreadsQueue) -> None:
+def test_closing_ends_every_wait_at_once(queue: ThreadsQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = only_woken(monkeypatch)
+
     async def run() -> None:
         subscription = aio.Queue(queue).subscribe()
         async with subscription, waiting(subscription, 50) as tasks:
+            while not waits():
+                await asyncio.sleep(0.01)
             await subscription.close()
-            assert await asyncio.gather(*tasks) == [None] * 50
+            assert await asyncio.wait_for(asyncio.gather(*tasks), 30) == [None] * 50
             await subscription.close()
             with pytest.raises(DropqError, match="is closed"):
                 await subscription.receive()
@@ -455,14 +459,15 @@ def test_two_loops_share_a_subscription(queue: ThreadsQueue) -> None:
     assert {message.delivery_count for message in queue.browse("processed")} == {0}  # none was delivered before
 
 
-def test_a_close_in_one_loop_ends_the_wait_in_another(queue: ThreadsQueue) -> None:
+def test_a_close_in_one_loop_ends_the_wait_in_another(queue: ThreadsQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = only_woken(monkeypatch)
     shared = aio.Queue(queue).subscribe()
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(asyncio.run(_received(shared))))
     thread.start()
-    until(lambda: waits(shared), "it waits")
+    until(lambda: waits(shared) and looks(), "it waits")
     asyncio.run(shared.close())
-    thread.join(20)
+    thread.join(30)
     assert got == [None]
 
 

@@ -417,9 +417,9 @@ def test_a_child_that_does_not_heed_sigterm_is_killed_after_the_grace(
 def test_a_command_that_outlasts_its_lease_runs_once(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    script = f"echo run >>'{tmp_path}/log'; sleep 5"
+    script = f"echo run >>'{tmp_path}/log'; sleep 9"
     swept = 0
-    with worker_process(queue, "sh", "-c", script, lease="1s"), worker_process(queue, "sh", "-c", script, lease="1s"):
+    with worker_process(queue, "sh", "-c", script, lease="3s"), worker_process(queue, "sh", "-c", script, lease="3s"):
         deadline = time.monotonic() + 60
         while "processed" not in where(queue):
             assert time.monotonic() < deadline

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from forks import die_after
-from helpers import FRESH, Clock, Make, reopened, take, where
+from helpers import FRESH, Clock, Make, make_queue, reopened, take, where
 
-from dropq import ConfigError, LeaseLost, Root, StorageError
+from dropq import ConfigError, LeaseLost, StorageError
 from dropq.format.claims import Claim
 from dropq.lifecycle.settlement import Claims
+from dropq.lifecycle.timing import Timing
 from dropq.storage.files import Storage
 
 
@@ -209,11 +210,11 @@ def test_the_lower_of_cap_and_wish_is_what_a_subscription_may_hold(
 
 
 def test_a_delivery_whose_lease_ran_out_counts_when_its_subscription_closes(tmp_path: Path) -> None:
-    queue = Root.create(tmp_path / "root").create_queue("q", durability="none", redelivery_delay=0)
+    queue = make_queue(tmp_path / "root", timing=Timing(sweep_interval=3600), redelivery_delay=0)
     queue.send("a")
     with queue.subscribe(lease_period=0.05) as subscription:
         assert subscription.receive() is not None
-        time.sleep(0.1)  # and nobody sweeps meanwhile: a consumer does so each second
+        time.sleep(0.1)  # and nobody sweeps meanwhile
         assert subscription.receive() is None and subscription.held == ()
     (waiting,) = queue.browse()
     assert waiting.delivery_count == 1 and waiting.redelivered

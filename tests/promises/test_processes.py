@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from children import in_child
 from forks import Process
-from helpers import base, drop, make_queue, until, where
+from helpers import base, drop, make_queue, only_woken, until, where
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
 
@@ -113,20 +113,13 @@ def test_of_threads_that_settle_one_message_only_one_does(queue: Queue) -> None:
 def test_closing_a_subscription_wakes_the_thread_that_waits_on_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscription = queue.subscribe()
-    looked, look = threading.Event(), subscription._next
-
-    def looking() -> Message | None:
-        looked.set()
-        return look()
-
-    monkeypatch.setattr(subscription, "_next", looking)
+    waits, subscription = only_woken(monkeypatch), queue.subscribe()
     got: list[Message | None] = []
     waiting = threading.Thread(target=lambda: got.append(subscription.receive(None)))
     waiting.start()
-    assert looked.wait()
+    until(waits, "it waits")
     subscription.close()
-    waiting.join()
+    waiting.join(30)
     assert not waiting.is_alive() and got == [None]
     with pytest.raises(DropqError, match="is closed"):
         subscription.receive()
@@ -379,7 +372,7 @@ def test_a_child_is_refused_on_a_subscription_that_another_thread_of_its_parent_
         message = take(subscription)
 
         def child() -> list[str]:
-            faulthandler.dump_traceback_later(5, exit=True)
+            faulthandler.dump_traceback_later(60, exit=True)
             assert subscription.held == (message,) and subscription._inherited
             refused = []
             for use in (subscription.receive, lambda: subscription.receive_many(1), subscription._snapshot):

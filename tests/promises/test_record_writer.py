@@ -459,7 +459,7 @@ def test_each_of_many_threads_has_its_records_sent_once(make: Make) -> None:
 
 def test_a_record_that_has_lingered_is_sent_with_what_came_after_it(make: Make) -> None:
     queue = make()
-    with queue.record_writer("text", linger="50ms") as writer:
+    with queue.record_writer("text", linger="2s") as writer:
         writer.write("1")
         future = writer.send("2")
         assert future.result().accepted

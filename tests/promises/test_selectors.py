@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 from children import in_child
-from helpers import FRESH, Clock, drop, files, next_moment, timed, until
+from helpers import FRESH, Clock, drop, files, next_moment, only_woken, timed, until
 from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root, Unavailable
@@ -759,6 +759,7 @@ def test_a_consumer_of_a_queue_does_what_its_selectors_say(root: Root) -> None:
 @pytest.mark.parametrize("history", [True, False])
 def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.MonkeyPatch, history: bool) -> None:
     monkeypatch.setattr(router, "RESCAN", 60.0)
+    waits = only_woken(monkeypatch)
     root.create_queue("goal", history=history)
     source, goal = root.create_queue("source"), root.queue("goal")
     source.add_selector("on", to="goal")
@@ -769,7 +770,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()
     try:
-        until(lambda: bodies(goal) == ["first"], "the first message")
+        until(lambda: bodies(goal) == ["first"] and waits(), "the first message, and the router to wait")
         assert take(goal) == "first"
         until(lambda: bodies(goal) == ["second"], "the second message")
     finally:

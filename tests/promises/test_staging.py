@@ -206,7 +206,9 @@ def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Pat
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), working(queue)) == (ALL, []), f"died before step {step}"
         if code == 0:
+            assert step > 30
             return
+        assert code == DIED
     pytest.fail("the sweep never came to its end")
 
 
@@ -571,7 +573,9 @@ def test_a_sweep_that_dies_before_any_step_of_a_job_that_overflows_is_taken_up_b
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), sent(rest), working(queue)) == ([], ALL, []), f"died before step {step}"
         if code == 0:
+            assert step > 30
             return
+        assert code == DIED
     pytest.fail("the sweep never came to its end")
 
 

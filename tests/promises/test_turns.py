@@ -171,10 +171,6 @@ def test_who_loses_its_standing_while_it_takes_has_one_again(tmp_path: Path, mon
 LEFT = Timing(turn_patience=3600, turns_wait=3600)
 
 
-#: Nanoseconds that a busy machine may take between an ask and its being seen.
-NEAR = 10_000_000
-
-
 class Grant(NamedTuple):
     """A message that was given: to whom, when it was asked for and given, what its taker held, and might hold."""
 
@@ -192,20 +188,6 @@ def granted(notes: Path) -> list[Grant]:
     return sorted(found, key=lambda grant: grant.given)
 
 
-def due(grants: list[Grant], standing: Callable[[Grant], float]) -> Counter[int]:
-    """How many each consumer was due: of all that waited, who stands best, and then who was longest without a turn.
-
-    Who asked within the milliseconds before a message was given came, as far as can be told from outside, after it.
-    """
-    found: Counter[int] = Counter()
-    turn: Counter[int] = Counter()
-    for number, grant in enumerate(grants, 1):
-        waited = [other for other in grants if other.asked + NEAR <= grant.given <= other.given] or [grant]
-        found[min(waited, key=lambda one: (standing(one), turn[one.consumer])).consumer] += 1
-        turn[grant.consumer] = number
-    return found
-
-
 @contextmanager
 def playing(tmp_path: Path, stage: list[Actor], *players: tuple[int, int]) -> Iterator[None]:
     """Let consumers, each with what it may hold and ms of handling, take messages until the block ends."""
@@ -221,35 +203,16 @@ def playing(tmp_path: Path, stage: list[Actor], *players: tuple[int, int]) -> It
     assert [actor.wait(600) for actor in actors] == [0] * len(players)
 
 
-def played(tmp_path: Path, stage: list[Actor], queue: Queue, count: int, *players: tuple[int, int]) -> list[Grant]:
-    """Let consumers take what waits, so many messages."""
-    with playing(tmp_path, stage, *players):
-        until(lambda: not names_in(queue, "target"), "all to be taken")
-    grants = granted(tmp_path / "notes")
-    assert len(grants) == count
-    return grants
-
-
-@pytest.mark.crashes
-@pytest.mark.parametrize("handling", [(10, 10, 10), (10, 10, 40)], ids=["equal", "one is slow"])
-def test_round_robin_gives_equal_turns_to_those_that_wait(
-    tmp_path: Path, stage: list[Actor], handling: tuple[int, ...]
-) -> None:
+def test_round_robin_gives_equal_turns_to_those_that_wait(tmp_path: Path, stage: list[Actor]) -> None:
     queue = make_queue(tmp_path / "root", fairness_model="round-robin")
-    queue.send_many([str(number) for number in range(1000)])
-    grants = played(tmp_path, stage, queue, 1000, *((1, ms) for ms in handling))
-    was_due, got = due(grants, lambda grant: 0), Counter(grant.consumer for grant in grants)
-    # A busy machine may let more than NEAR pass; who is passed over is short of more than this.
-    assert {one: got[one] for one in got} == {one: pytest.approx(was_due[one], rel=0.25) for one in got}
-
-
-@pytest.mark.crashes
-def test_proportional_gives_to_whoever_holds_the_least_part_of_what_it_may(tmp_path: Path, stage: list[Actor]) -> None:
-    queue = make_queue(tmp_path / "root", fairness_model="proportional")
-    queue.send_many([str(number) for number in range(1000)])
-    grants = played(tmp_path, stage, queue, 1000, (2, 10), (4, 10), (4, 40))
-    was_due, got = due(grants, lambda grant: grant.held / grant.allowed), Counter(grant.consumer for grant in grants)
-    assert dict(got) == {one: pytest.approx(was_due[one], rel=0.1) for one in got}
+    with playing(tmp_path, stage, (100, 0), (100, 0), (100, 0)):
+        for _ in range(60):
+            until(lambda: sum("waits" in name for name in private(queue, "turns")) == 3, "all to wait")
+            queue.send(b"next")
+            until(lambda: not names_in(queue, "target"), "the message to be taken")
+    got = Counter(grant.consumer for grant in granted(tmp_path / "notes"))
+    # A consumer that the machine lets wait may be passed over; without turns one gets half as much again.
+    assert sorted(got.values()) == [pytest.approx(20, abs=3)] * 3
 
 
 def test_of_messages_that_come_one_by_one_each_keeps_its_proportion(tmp_path: Path, stage: list[Actor]) -> None:

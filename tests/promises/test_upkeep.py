@@ -304,7 +304,7 @@ def test_a_consumer_expires_what_its_filter_leaves_out(make: Make, clock: Clock)
 
 def test_a_consumer_forgets_acks_that_are_too_old(make: Make, clock: Clock) -> None:
     queue = make(timing=SOON, deferred_ack_expiration="1h")
-    queue.ack("1795332177000000-0000000001")
+    queue.ack("1795332177000000-0000000001", defer=True)
     clock.advance(7200)
     with queue.subscribe() as subscription:
         subscription.receive()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from children import in_child
-from helpers import drop, make_queue, open_files, overflow, reopened, take, until, where
+from helpers import drop, make_queue, only_woken, open_files, overflow, reopened, take, until, where
 
 from dropq import Message, Queue, Subscription
 from dropq.lifecycle.timing import Timing
@@ -296,14 +296,16 @@ def test_receive_waits_for_a_message_and_gives_up_in_time(tmp_path: Path) -> Non
         assert message.body == b"a"
 
 
-def test_closing_wakes_whoever_waits(tmp_path: Path) -> None:
+def test_closing_wakes_whoever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = only_woken(monkeypatch)
     queue = make_queue(tmp_path)
     subscription = queue.subscribe()
     taken: list[object] = []
     waiter = threading.Thread(target=lambda: taken.extend(subscription))
     waiter.start()
+    until(waits, "it waits")
     subscription.close()
-    waiter.join(5)
+    waiter.join(30)
     assert not waiter.is_alive()
     assert taken == []
 

@@ -257,9 +257,10 @@ def test_what_was_said_in_time_counts_however_late_it_is_read(tmp_path: Any, lea
         until(lambda: time.time() * 1_000_000 > over, "the end of their time, and of their claims")
         consumers.settle = settle  # type: ignore[method-assign]
         go_on.set()
-        if is_in_time:  # else this machine was too slow
-            until(lambda: len(where(queue).get("processed", ())) == 20, "the acks")
-            assert serving.figures()["expired_messages"] == "0"
+        if not is_in_time:
+            pytest.skip("this machine was too slow to answer in time")
+        until(lambda: len(where(queue).get("processed", ())) == 20, "the acks")
+        assert serving.figures()["expired_messages"] == "0"
 
 
 def test_a_flood_of_acks_does_not_keep_messages_out_for_ever(tmp_path: Any) -> None:
@@ -286,7 +287,7 @@ def test_what_is_given_back_comes_again_at_once(tmp_path: Any) -> None:
             consumer.send_multipart([peer, key, b"0"])
             consumer.recv_multipart()  # its time is over, then
     (message,) = queue.browse()
-    assert (message.delivery_count, message.deaths) == (10, 0)
+    assert message.delivery_count >= 10 and message.deaths == 0  # another time, if the server ended late
 
 
 def test_what_a_sweep_takes_from_a_server_comes_again_at_once(tmp_path: Any) -> None:

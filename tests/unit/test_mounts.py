@@ -105,6 +105,7 @@ def test_options_are_told_by_name() -> None:
 
 def test_this_machine_tells_what_is_mounted_here(tmp_path: Path) -> None:
     found = mount_of(str(tmp_path))
+    assert (found is not None) == os.path.exists(mounts.MOUNTS)
     assert found is None or (str(tmp_path).startswith(found.point) and found.options)
 
 

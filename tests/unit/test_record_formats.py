@@ -533,8 +533,10 @@ def test_an_unknown_format_is_refused_with_all_that_there_are() -> None:
 
 def spark_body(body_format: str, columns: dict[str, list[Any]]) -> bytes:
     """Return what a Spark job writes for these columns."""
+    pytest.importorskip("pyspark")
     pa = pytest.importorskip("pyarrow")
-    encoders = pytest.importorskip("dropq.spark.encoders")
+    from dropq.spark import encoders
+
     batch = pa.RecordBatch.from_pydict(columns)
     file = io.BytesIO()
     encoders.BODIES[body_format](file, batch.schema, [batch])
@@ -543,8 +545,10 @@ def spark_body(body_format: str, columns: dict[str, list[Any]]) -> bytes:
 
 def spark_rows(body_format: str, body: bytes, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """Return what Spark reads from a body, in the columns that these have."""
+    pytest.importorskip("pyspark")
     pa = pytest.importorskip("pyarrow")
-    decoders = pytest.importorskip("dropq.spark.decoders")
+    from dropq.spark import decoders
+
     schema = pa.RecordBatch.from_pydict(columns).schema
     return [
         row for batch in decoders.PARSERS[body_format](io.BytesIO(body), schema, False) for row in batch.to_pylist()
