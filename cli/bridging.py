@@ -146,6 +146,5 @@ def _serve_apart(shell: Shell, names: Sequence[str], peers: Sequence[Peer], stop
         except subprocess.TimeoutExpired:
             output.note(f"the bridge to {quote(peer.name)} does not end: its disk may hang; it is left")
             process.kill()
-    failed = {code for code in codes.values() if code} if once else set()
-    agreed = failed.pop() if len(failed) == 1 else NEGATIVE if failed else OK
-    return max(agreed, NEGATIVE) if agreed < 0 else agreed  # a signal ended it
+    failed = {max(code, NEGATIVE) for code in codes.values() if code}  # a negative code is the signal that ended it
+    return output.verdict([*failed]) if once else OK

@@ -79,13 +79,20 @@ def lasting(what: str, least_ms: int, text: str) -> float:
     return seconds
 
 
+def lease_seconds(text: str) -> float:
+    """Return the seconds of a lease that was given as an option."""
+    from dropq.queue.message import LEAST_LEASE
+
+    return lasting("a lease", round(LEAST_LEASE * 1000), text)
+
+
 def duration(name: str, help: str, parser: Callable[[str], float] = _seconds) -> Any:
     """Return an option that takes a duration, in seconds for the command."""
     return option(f"{name} DURATION", help, parser=parser)
 
 
 #: Options that take how long a lease lasts, and how often a command looks again, in seconds for the command.
-lease_period = partial(duration, parser=partial(lasting, "a lease", 1))
+lease_period = partial(duration, parser=lease_seconds)
 interval = partial(duration, parser=partial(lasting, "an interval", 100))
 
 

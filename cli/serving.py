@@ -14,7 +14,7 @@ import typer
 from dropq.errors import Missing
 
 from . import output
-from .options import QueueName, QueueOrRoot, duration, lasting, option, with_options
+from .options import QueueName, QueueOrRoot, duration, lease_seconds, option, with_options
 from .output import NEGATIVE, OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -34,7 +34,7 @@ def _bytes(text: str) -> int:
 
 
 def _ack_seconds(text: str) -> float:
-    seconds = lasting("a lease", 1, text)
+    seconds = lease_seconds(text)
     if seconds > A_DAY:
         raise typer.BadParameter(
             f"{text!r}: at most 1d is allowed; a bare number is seconds, and PZQ's are microseconds (its default is 5s)"

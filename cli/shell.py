@@ -491,7 +491,7 @@ def _log_to_stderr() -> None:
 
     class Talk(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage().replace("\n", "\n    ")  # what a name has behind it looks like no line of ours
+            text = record.getMessage().replace("\n", "\n    ")  # a newline in a name begins no line of its own
             output.note(f"{record.levelname.lower()}: {text}")
 
     log = logging.getLogger("dropq")
