@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,13 @@ class Ran(NamedTuple):
 
 #: What the fixture `run` is: it runs a command line.
 Run = Callable[..., Ran]
+
+
+def first_and_long(values: Sequence[object]) -> list[object]:
+    """Return values for a parameter of a test: with any but the first, the test is `long`."""
+    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*first), *(pytest.param(*other, marks=pytest.mark.long) for other in others)]
+
 
 #: Where the kernel says how many events it keeps for who does not read them.
 MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")

@@ -530,6 +530,7 @@ def test_the_pipeline_books_each_good_order_once_and_rejects_the_others_with_the
     assert shop.lying() == before
 
 
+@pytest.mark.long
 def test_a_stream_cut_off_before_its_commit_posts_nothing_twice(shop: Shop) -> None:
     for number in (1, 2, 3):
         shop.drop_order(number, "MG-001")
@@ -548,6 +549,7 @@ def test_a_stream_cut_off_before_its_commit_posts_nothing_twice(shop: Shop) -> N
     assert list(shop.booked().values()) == [Decimal("20.10")] * 3
 
 
+@pytest.mark.long
 def test_articles_that_become_known_while_a_stream_is_cut_off_cost_no_order(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,6 +572,7 @@ def test_articles_that_become_known_while_a_stream_is_cut_off_cost_no_order(
     assert shop.booked() == {("1",): Decimal("20.10"), ("2",): Decimal("20.10")}
 
 
+@pytest.mark.long
 def test_a_batch_of_bad_orders_alone_posts_nothing_and_the_stream_goes_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -803,6 +803,7 @@ def state(page: Page, name: str) -> int:
     )
 
 
+@pytest.mark.long
 def test_pages_stay_right_while_spark_works(tmp_path: Path, page: Page, spark: SparkSession) -> None:
     root, (queue, out) = root_of(tmp_path, "q", "out")
     queue.send_many([b"x"] * 200)

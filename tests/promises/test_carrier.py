@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from children import killed_at_each_call, unprivileged
 from forks import DIED, ended, fork, forked
-from helpers import FRESH, Clock, RecordingOs, archive, base, drop, files, health, take, timed, where
+from helpers import FRESH, Clock, RecordingOs, archive, base, drop, files, first_and_long, health, take, timed, where
 from torture.calls import Call, come_between
 from torture.crashes import Dying, Moment
 
@@ -280,7 +280,7 @@ def judged(scene: Scene, bodies: list[bytes], *, sweeps: int = 1) -> None:
     assert [finding for finding in fsck(again.here.root.context, "here") if finding.open] == []
 
 
-@pytest.mark.parametrize("setting", ["full", "lists of one", "without a rename that replaces nothing"])
+@pytest.mark.parametrize("setting", first_and_long(["full", "lists of one", "without a rename that replaces nothing"]))
 @pytest.mark.crashes
 def test_a_crash_anywhere_in_a_move_loses_and_doubles_nothing(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, setting: str
@@ -357,7 +357,9 @@ def in_between(at: int | None, act: Callable[[], object], others: Callable[[], o
     return int(calls)
 
 
-@pytest.mark.parametrize("others", ["a sweep", "a sweep after each of three moves", "a consumer there, too"])
+@pytest.mark.parametrize(
+    "others", first_and_long(["a sweep", "a sweep after each of three moves", "a consumer there, too"])
+)
 @pytest.mark.crashes
 def test_a_carrier_that_was_stopped_anywhere_does_no_harm_when_it_wakes_up(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, others: str

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from forks import DIED, forked
-from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, where
+from helpers import Clock, RecordingOs, base, drop, files, first_and_long, make_queue, names_in, reopened, take, where
 from test_staging import MANY, acting_at, dying_at, failing_at, refuse, steps
 
 from dropq import ConfigError, DropqError, Message, Queue, StorageError
@@ -235,7 +235,7 @@ def check_ended(queue: Queue, checkpoint: Checkpoint, what: str) -> None:
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize(
-    ("offset", "renameat2"), [("written", True), ("not written", True), ("written", False)],
+    ("offset", "renameat2"), first_and_long([("written", True), ("not written", True), ("written", False)]),
     ids=["offset written", "offset not written", "no renameat2"],
 )  # fmt: skip
 @pytest.mark.crashes

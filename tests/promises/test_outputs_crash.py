@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_queue, take, where
+from helpers import first_and_long, make_queue, take, where
 from test_records_crash import few
 from torture.acts import Setting
 from torture.output_cases import CASES, SETTINGS, WORKS, OutputCases
@@ -27,7 +27,7 @@ from dropq.storage import reading
 from dropq.topics.publishing import Publishing
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long(SETTINGS), ids=lambda setting: setting.name)
 def test_a_crash_anywhere_sends_all_with_the_ack_or_nothing(tmp_path: Path, setting: Setting) -> None:
     seed, row = random.randrange(10**6), Row("crash")
     for case in random.Random(seed).sample(CASES, 3):
@@ -121,6 +121,7 @@ def tried(tmp_path: Path, name: str, is_seen: Callable[[Row], object], *, meetin
     return row
 
 
+@pytest.mark.long
 def test_parts_that_are_sent_before_the_commit_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = fan_out._commit
 
@@ -135,6 +136,7 @@ def test_parts_that_are_sent_before_the_commit_are_seen(tmp_path: Path, monkeypa
     assert "something was sent" in str(tried(tmp_path, "one", lambda row: "something was sent" in str(row.wrong)).wrong)
 
 
+@pytest.mark.long
 def test_a_message_that_is_archived_before_its_parts_are_sent_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_message_that_is_archived_before_its_parts_are_sent_is_seen(
     assert tried(tmp_path, "three", lambda row: row.lost).lost
 
 
+@pytest.mark.long
 def test_a_holder_that_sends_without_its_claim_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = fan_out._commit
 

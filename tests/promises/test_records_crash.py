@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import first_and_long
 from torture.acts import Setting
 from torture.record_cases import CASES, OTHERS, SETTINGS, TAKERS, RecordCases
 from torture.records import ends_alone
@@ -31,7 +32,7 @@ def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
     return lambda every: chance.sample(every, min(many, len(every)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long(SETTINGS), ids=lambda setting: setting.name)
 def test_a_crash_anywhere_loses_and_doubles_no_record(tmp_path: Path, setting: Setting) -> None:
     seed, row = random.randrange(10**6), Row("crash")
     for case in random.Random(seed).sample(CASES, 3):
@@ -78,6 +79,7 @@ def tried(tmp_path: Path, name: str, is_seen: Callable[[Row], object], *, meetin
     return row
 
 
+@pytest.mark.long
 def test_a_bundle_that_is_archived_before_its_parts_are_moved_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_bundle_that_is_archived_before_its_parts_are_moved_is_seen(
     assert tried(tmp_path, "settle all", lambda row: row.wrong).wrong
 
 
+@pytest.mark.long
 def test_parts_that_are_moved_before_the_commit_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = fan_out._commit
 
@@ -118,6 +121,7 @@ def test_parts_that_are_withdrawn_after_the_commit_are_seen(tmp_path: Path, monk
     assert tried(tmp_path, "nack what is left", lambda row: row.wrong).wrong
 
 
+@pytest.mark.long
 def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from helpers import FRESH, Clock, other_file_system, take, timed
+from helpers import FRESH, Clock, first_and_long, other_file_system, take, timed
 from torture.graph_cases import CASES, OTHERS, SETTINGS, GraphCases, Setting
 from torture.table import Row
 
@@ -38,7 +38,7 @@ def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
     return lambda every: chance.sample(every, min(many, len(every)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long(SETTINGS), ids=lambda setting: setting.name)
 def test_a_crash_anywhere_loses_and_doubles_nothing_and_overdraws_no_credit(tmp_path: Path, setting: Setting) -> None:
     if setting.far and not other_file_system(tmp_path):
         pytest.skip("there is no other file system here")
@@ -49,7 +49,7 @@ def test_a_crash_anywhere_loses_and_doubles_nothing_and_overdraws_no_credit(tmp_
     assert row.kills and not row.lost and not row.doubled
 
 
-@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[-2]], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long([SETTINGS[0], SETTINGS[-2]]), ids=lambda setting: setting.name)
 def test_a_refused_call_loses_and_doubles_nothing_and_overdraws_no_credit(tmp_path: Path, setting: Setting) -> None:
     seed, row = random.randrange(10**6), Row("fault")
     for case in random.Random(seed).sample(CASES, 3):

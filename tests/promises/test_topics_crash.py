@@ -21,7 +21,7 @@ from unittest import mock
 import pytest
 from children import unprivileged
 from forks import DIED, die_after, forked
-from helpers import FRESH, Clock, arrive, timed, where
+from helpers import FRESH, Clock, arrive, first_and_long, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
@@ -43,7 +43,7 @@ def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
     return lambda every: chance.sample(every, min(many, len(every)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long(SETTINGS), ids=lambda setting: setting.name)
 def test_a_crash_anywhere_loses_and_doubles_nothing_in_a_topic(tmp_path: Path, setting: Setting) -> None:
     seed, row = random.randrange(10**6), Row("crash")
     for case in random.Random(seed).sample(CASES, 6):
@@ -52,7 +52,7 @@ def test_a_crash_anywhere_loses_and_doubles_nothing_in_a_topic(tmp_path: Path, s
     assert row.kills and not row.lost and not row.doubled
 
 
-@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[-1]], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", first_and_long([SETTINGS[0], SETTINGS[-1]]), ids=lambda setting: setting.name)
 def test_a_refused_call_loses_and_doubles_nothing_in_a_topic(tmp_path: Path, setting: Setting) -> None:
     seed, row = random.randrange(10**6), Row("fault")
     for case in random.Random(seed).sample(CASES, 6):
@@ -99,6 +99,7 @@ def test_copies_that_are_moved_before_the_commit_are_seen(tmp_path: Path, monkey
     assert tried(tmp_path, "publish", lambda row: row.doubled).doubled
 
 
+@pytest.mark.long
 def test_a_message_that_is_archived_before_its_copies_are_moved_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

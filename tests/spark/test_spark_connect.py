@@ -28,6 +28,7 @@ def has(module: str) -> bool:
 QUEUES = ("out", "epochs", "never", "ours")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(not all(map(has, NEEDED)), reason="Spark Connect is not installed: pip install 'pyspark[connect]'")
 def test_a_client_of_spark_connect_writes_reads_claims_and_streams(tmp_path: Path) -> None:

@@ -418,6 +418,7 @@ def test_the_log_tells_each_message_of_a_stream_once_though_spark_kills_its_read
 # -- a driver that is killed -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_driver_killed_in_the_middle_of_a_batch_is_gone_on_with_by_another(
     spark: SparkSession, queue: Queue, checkpoint: Path, tmp_path: Path

@@ -16,7 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -160,12 +160,13 @@ class Acts(ABC, Generic[C, S]):
             for late in ((False, True) if name == "rename" and error in self.late else (False,))
         ]
         for failing in choose(found):
-            name = said.calls[failing.at - 1]
             where = f"{case.name}: {errno.errorcode[failing.error]}{' from then on' * failing.lasts}"
             where += ", too late" * failing.late
             what = self.perform(case, partial(_always, failing), failing.calls_made)
             assert what is not None
             self.row.faults += 1
+            name = what.calls[failing.at - 1] if failing.at <= len(what.calls) else "none"
+            what = replace(what, unread=name == "read")
             where = f"{where} at call {failing.at} of {len(said.calls)}, {name}"
             if what.raised and not hasattr(errors, what.raised):
                 self.row.wrong.append(f"{where}: raises {what.raised}: {what.words}")
@@ -203,7 +204,8 @@ class Acts(ABC, Generic[C, S]):
                 self.act(case, scene)
             except (DropqError, OSError) as error:
                 words = "; ".join([str(error), *getattr(error, "__notes__", ())])
-                raised = type(error).__name__
+                kinds = [kind.__name__ for kind in type(error).__mro__]
+                raised = next((kind for kind in kinds if hasattr(errors, kind)), kinds[0])
             calls_made = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
             (self._folder / "said").write_text(json.dumps(calls_made))
         os._exit(SAID)

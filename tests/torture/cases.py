@@ -52,11 +52,15 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class Said:
-    """What became of a verb: the calls that it made, and what it raised, by class and in words."""
+    """What became of a verb: the calls that it made, and what it raised, by class and in words.
+
+    `unread` is whether a body, or another file, could not be read.
+    """
 
     calls: list[str]
     raised: str = ""
     words: str = ""
+    unread: bool = False
 
 
 def _do(call: Call) -> object:

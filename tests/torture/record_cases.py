@@ -22,7 +22,7 @@ from unittest import mock
 from forks import DIED, forked
 from helpers import FOLDERS, Clock, died, drop, files, timed
 
-from dropq import DropqError, Message, Queue, Root, Subscription
+from dropq import DropqError, Message, Queue, Root, StorageError, Subscription
 from dropq.lifecycle.processing import claims_in
 from dropq.lifecycle.settlement import Claims
 from dropq.queue.message import Record
@@ -63,8 +63,15 @@ def numbers(content: bytes) -> tuple[int, ...]:
     return tuple(map(int, _RECORD.findall(content)))
 
 
+#: Where a message may go as a whole if its body cannot be read.
+WHOLE = ("target", "delayed", "error", "expired")
 #: A file of each message: its state, and the numbers of its records.
 World = Counter[tuple[str, tuple[int, ...]]]
+
+
+def _gone_whole(world: World, state: str) -> World:
+    """Return a world in which what waits has gone to a state."""
+    return Counter({(state if lies == "target" else lies, found): many for (lies, found), many in world.items()})
 
 
 @dataclass
@@ -186,7 +193,10 @@ def _die_over_it(scene: Scene) -> None:
 
 
 def _cut(scene: Scene) -> None:
-    assert list(scene.messages[-1].records(scene.case.format)) == []
+    """Ask for the records of a bundle that is to be cut: there are none. One that cannot be read then is not cut."""
+    if records := list(scene.messages[-1].records(scene.case.format)):
+        assert [record.number for record in records] == list(numbers(scene.case.body))
+        raise StorageError(fan_out.UNSETTLED)
 
 
 def _take_all_that_can_be_read(scene: Scene) -> None:
@@ -519,6 +529,8 @@ class RecordCases(acts.Acts[Case, Scene]):
                 allowed = [worlds[-1], *met[-1:]]
             elif not other and any(fate in said.words for fate in (*UNDONE, fan_out.UNSETTLED)):
                 allowed = worlds[:1]
+        if said is not None and said.unread:
+            allowed += [_gone_whole(each, state) for each in worlds for state in WHOLE]
         if world not in allowed:
             outcome = "" if said is None else f" (the holder was told {said.raised or 'nothing'} {said.words})"
             yield f"{dict(world)}, and may be {[dict(each) for each in allowed]}{outcome}"

@@ -76,6 +76,7 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
     return cases.row
 
 
+@pytest.mark.long
 def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link_and_unlink(self: Storage, source: str, destination: str, *how: object) -> None:
         self.link(source, destination)
@@ -86,6 +87,7 @@ def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, mon
     assert row.doubled and "held" in row.wrong[0]
 
 
+@pytest.mark.long
 def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(self: Storage, source: str, destination: str, *how: object) -> None:
         content = reading.read_body(source)
@@ -110,6 +112,7 @@ def test_a_commit_of_a_part_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert any("of new a part is sent" in line for line in tried(tmp_path, Job, "commit").wrong)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -16,6 +16,7 @@ from torture.account import body
 from torture.table import Options, Row
 
 
+@pytest.mark.long
 def test_each_message_is_settled_once_and_each_credit_comes_back_in_a_storm(tmp_path: Path) -> None:
     with (
         mock.patch.object(credit_audit, "AUDIT_INTERVAL", graph.AUDIT_INTERVAL),
@@ -26,12 +27,14 @@ def test_each_message_is_settled_once_and_each_credit_comes_back_in_a_storm(tmp_
     assert row.good and row.cases and row.kills
 
 
+@pytest.mark.long
 def test_topics_views_selectors_routes_and_dead_letters_stand_a_storm_in_one_root(tmp_path: Path) -> None:
     row = mixture.storm(Options(tmp_path, seed=1, long=False))
     assert row.wrong == []
     assert row.good and row.cases and row.kills
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [rings.by_chance, rings.together])
 def test_nothing_goes_round_on_a_ring(tmp_path: Path, make: Callable[[Options], Row]) -> None:
     row = make(Options(tmp_path, seed=1, long=False))

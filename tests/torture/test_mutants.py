@@ -82,6 +82,7 @@ def test_what_is_said_to_people_stays(source: str) -> None:
     assert changes(source) == []
 
 
+@pytest.mark.long
 def test_a_change_leaves_a_module_that_can_be_read_and_says_something_else() -> None:
     modules = mutants.modules_of(mutants.TOP)
     assert {"dropq/lifecycle/settlement.py", "dropq/policies/fair_share.py"} <= set(modules)

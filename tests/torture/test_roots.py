@@ -17,6 +17,7 @@ def test_a_peer_whose_mount_hangs_keeps_nobody_else_waiting(tmp_path: Path) -> N
     assert row.wrong == [] and row.cases == 7
 
 
+@pytest.mark.long
 def test_roots_in_a_storm_and_those_that_people_work_on_lose_and_double_nothing(tmp_path: Path) -> None:
     rows = list(roots.run(Options(tmp_path, long=False)))
     assert [row for row in rows if not row.good] == []

@@ -22,6 +22,7 @@ from dropq.zmq.sockets import answered
 from torture import zeromq, zeromq_crashes
 
 
+@pytest.mark.long
 def test_what_was_answered_is_there_once_whoever_dies_or_ends_over_zeromq(tmp_path: Path) -> None:
     storm, ends, strangers, crashes = zeromq.run(Options(tmp_path, seed=1, long=False))
     assert storm.wrong + ends.wrong + strangers.wrong + crashes.wrong == []
