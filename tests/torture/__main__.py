@@ -43,6 +43,7 @@ PARTS = (
     "strangers",
     "clocks",
     "model",
+    "tests",
     "fresh",
 )
 PAPER = PROJECT / "docs" / "reliability.md"
