@@ -94,7 +94,7 @@ LONGEST = (
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the files without a test of the kinds asked for: imports take time, and each fork copies them."""
-    asked = set(config.getoption("markexpr").partition(" and not ")[0].strip("()").split(" or "))
+    asked = set(config.getoption("markexpr").partition(" and not ")[0].split(" or "))
     if not asked <= KINDS or not collection_path.match("test_*.py"):
         return None
     if asked & {kind for pattern, kind in BY_FILE.items() if collection_path.match(pattern)}:

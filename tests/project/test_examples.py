@@ -506,6 +506,7 @@ def shop(spark: SparkSession, tmp_path: Path) -> Shop:
 ORDERS = TOP / "examples" / "data" / "orders"
 
 
+@pytest.mark.long
 def test_the_pipeline_books_each_good_order_once_and_rejects_the_others_with_their_reasons(shop: Shop) -> None:
     shop.drop(*ORDERS.iterdir())
     shop.run()

@@ -40,11 +40,11 @@ class Disk:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Call every verb on each of the disks; in short, until one is refused."""
+    """Call every verb on each of the disks; in short, on those without any room, until one is refused."""
     if os.geteuid() != 0 or not shutil.which("mount"):
         raise NotRun("mounting takes root, and mount(8)")
     chance = random.Random(options.seed)
-    for disk in DISKS:
+    for disk in DISKS if options.long else BARE:
         row = Row(disk.name)
         try:
             with mounted(options.folder / "disk", disk) as folder:
@@ -177,3 +177,5 @@ DISKS = (
     Disk("a disk: full folders", "-b 1024 -m 0 -N 1000", _fill_folders, _empty_folders, "ext4"),
     Disk("a disk: read-only", "size=3m", _close, _open),
 )
+#: Those on which most verbs are refused.
+BARE = (DISKS[0], DISKS[3], *DISKS[6:])
