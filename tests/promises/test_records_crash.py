@@ -121,6 +121,16 @@ def test_parts_that_are_withdrawn_after_the_commit_are_seen(tmp_path: Path, monk
     assert tried(tmp_path, "nack what is left", lambda row: row.wrong).wrong
 
 
+def test_a_bundle_that_is_gone_as_it_cannot_be_read_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordSettlement, "_fail_whole", lambda self, claim, why: self.claims.archive(claim))
+    row = Row("control")
+    cut = next(case for case in CASES if case.name == "cut")
+    RecordCases(tmp_path, SETTINGS[0], row).refuse(
+        cut, lambda every: takewhile(lambda _: not row.wrong, (each for each in every if each.lasts))
+    )
+    assert row.wrong
+
+
 @pytest.mark.long
 def test_a_holder_that_is_not_told_that_its_claim_is_gone_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -149,7 +149,7 @@ class Acts(ABC, Generic[C, S]):
                 self.row.kills += 1
                 self.judge(case, f"{case.name}, dead {moment} of {len(said.calls)}")
 
-    def refuse(self, case: C, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
+    def refuse(self, case: C, choose: Callable[[list[Failing]], Iterable[Failing]] = list) -> None:
         """Refuse every call, or some: each with every error that it may meet, once or from then on."""
         said = self.undisturbed(case, Failing())
         found = [

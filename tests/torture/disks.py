@@ -40,7 +40,7 @@ class Disk:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Call every verb on each of the disks; in short, on those without any room, until one is refused."""
+    """Call every verb on each of the disks; in short, on those that refuse most, until one is refused."""
     if os.geteuid() != 0 or not shutil.which("mount"):
         raise NotRun("mounting takes root, and mount(8)")
     chance = random.Random(options.seed)

@@ -644,6 +644,7 @@ def killed_holders(fs: Mounted, row: Row, options: Options) -> None:
         row.kills += 1
         if locks:
             until(lambda: queue.sweep().dead, "the dead to be noticed")
+            until(lambda: queue.sweep() and queue.counts()["target"] == 3, "what the dead held to return")
         else:
             check(queue.sweep().total == 0)
     with _case(fs, row, "by-lease") as case:
@@ -836,6 +837,7 @@ def in_parts(fs: Mounted, row: Row, options: Options) -> None:
         (away / "target").mkdir()
         drop_at = away / "target" / "on-the-other-branch"
         drop_at.write_bytes(case.body("on the other branch", "target"))
+        os.utime(drop_at, (1, 1))  # it has settled
         check((here / "processing").is_dir() and not (away / "processing").exists())
         queue = Root(case.path).queue("q")
         with queue.subscribe(max_backlog=None) as subscription:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -218,8 +218,8 @@ class OutputCases(RecordCases):
     #: Whether a call is refused now: then a worker may fail a message.
     _refuses = False
 
-    def refuse(self, case: record_cases.Case, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
-        def chosen(every: list[Failing]) -> list[Failing]:
+    def refuse(self, case: record_cases.Case, choose: Callable[[list[Failing]], Iterable[Failing]] = list) -> None:
+        def chosen(every: list[Failing]) -> Iterable[Failing]:
             self._refuses = True
             return choose([failing for failing in every if case.tells or not failing.lasts])  # a worker waits for ever
 

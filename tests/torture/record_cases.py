@@ -63,8 +63,8 @@ def numbers(content: bytes) -> tuple[int, ...]:
     return tuple(map(int, _RECORD.findall(content)))
 
 
-#: Where a message may go as a whole if its body cannot be read.
-WHOLE = ("target", "delayed", "error", "expired")
+#: What the holder of a bundle says that was to be cut, and gave it all records.
+UNCUT = "the bundle is not cut"
 #: A file of each message: its state, and the numbers of its records.
 World = Counter[tuple[str, tuple[int, ...]]]
 
@@ -126,6 +126,7 @@ class Case:
         file: the name of the file, if a script sends it.
         below: whether the bundle comes under a credit.
         tells: whether it raises an error if the claim is lost.
+        whole: where what is not settled goes as a whole if the body cannot be read, beside the places of other steps.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Case:
     file: str = ""
     below: bool = False
     tells: bool = True
+    whole: str = ""
 
 
 # -- what holders do -----------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def _cut(scene: Scene) -> None:
     """Ask for the records of a bundle that is to be cut: there are none. One that cannot be read then is not cut."""
     if records := list(scene.messages[-1].records(scene.case.format)):
         assert [record.number for record in records] == list(numbers(scene.case.body))
-        raise StorageError(fan_out.UNSETTLED)
+        raise StorageError(f"{UNCUT}; {fan_out.UNSETTLED}")
 
 
 def _take_all_that_can_be_read(scene: Scene) -> None:
@@ -248,11 +250,18 @@ CASES = (
     Case("ack what is left", _settle_each, (_verb("ack"),)),
     Case("close", _settle_each, (lambda scene: scene.kept[0].close(),), tells=False),
     Case("retry", _settle_each, (_LEAVE,), options={"redelivery_attempts": 3}),
-    Case("checkpoints", _begin_loop, (_next,) * 4, pack("text", records(4), head=b"")),
-    Case("checkpoints under a credit", _begin_loop, (_next,) * 3, pack("text", records(3), head=b""), below=True),
-    Case("cut", _die_over_it, (_cut,)),
-    Case("cut under a credit", _die_over_it, (_cut,), below=True),
-    Case("cut csv", _die_over_it, (_cut,), _CSV, "csv"),
+    Case("checkpoints", _begin_loop, (_next,) * 4, pack("text", records(4), head=b""), whole="error"),
+    Case(
+        "checkpoints under a credit",
+        _begin_loop,
+        (_next,) * 3,
+        pack("text", records(3), head=b""),
+        below=True,
+        whole="error",
+    ),
+    Case("cut", _die_over_it, (_cut,), whole="error"),
+    Case("cut under a credit", _die_over_it, (_cut,), below=True, whole="error"),
+    Case("cut csv", _die_over_it, (_cut,), _CSV, "csv", whole="error"),
     Case(
         "an unreadable end",
         _take_all_that_can_be_read,
@@ -501,7 +510,8 @@ class RecordCases(acts.Acts[Case, Scene]):
                 self._sweep()
                 world = self._world()
                 if other not in TAKERS:
-                    yield from self._fits(world, said if case.tells else None, worlds[:many], worlds[many:], other)
+                    told = said if case.tells else None
+                    yield from self._fits(world, told, worlds[:many], worlds[many:], other, case.whole)
                 yield from self._wrong_credits()
                 received = Counter[int]()
                 yield from self._drain(case, received)
@@ -516,7 +526,7 @@ class RecordCases(acts.Acts[Case, Scene]):
         yield from self._left_over()
 
     def _fits(
-        self, world: World, said: Said | None, worlds: list[World], met: list[World], other: str
+        self, world: World, said: Said | None, worlds: list[World], met: list[World], other: str, whole: str
     ) -> Iterator[str]:
         """Yield what does not lie as before a commit, or as after it, or is not as the holder was told."""
         allowed = [*worlds, *met]
@@ -529,11 +539,13 @@ class RecordCases(acts.Acts[Case, Scene]):
                 allowed = [worlds[-1], *met[-1:]]
             elif not other and any(fate in said.words for fate in (*UNDONE, fan_out.UNSETTLED)):
                 allowed = worlds[:1]
-        if said is not None and said.unread:
-            allowed += [_gone_whole(each, state) for each in worlds for state in WHOLE]
+        if said is not None and said.unread and said.raised in ("", "LeaseLost") and whole:
+            allowed = [*allowed, *(_gone_whole(each, whole) for each in worlds[:-1])]
         if world not in allowed:
             outcome = "" if said is None else f" (the holder was told {said.raised or 'nothing'} {said.words})"
             yield f"{dict(world)}, and may be {[dict(each) for each in allowed]}{outcome}"
+        if said is not None and UNCUT in said.words and not said.unread:
+            yield f"its body could be read, and it was not cut: {said.words}"
         if said is not None and other in UNDISTURBING and said.raised:
             yield f"its holder was told {said.raised}: {said.words}"
 

@@ -80,7 +80,7 @@ class Watch:
         """Yield what uses a path in `outside`, or changes one that is not in `inside`, while the block runs."""
         self.inside, self.outside = os.path.realpath(inside), os.path.realpath(outside)
         self.wrong = []
-        real = system_calls.rename_noreplace
+        real, compiles = system_calls.rename_noreplace, not sys.dont_write_bytecode
 
         def logged_rename(
             source: str, destination: str, folder: int = system_calls.HERE, source_folder: int = system_calls.HERE
@@ -89,11 +89,12 @@ class Watch:
             real(source, destination, folder, source_folder)
 
         system_calls.rename_noreplace = logged_rename
-        self.on = True
+        sys.dont_write_bytecode = self.on = True
         try:
             yield self.wrong
         finally:
             self.on = False
+            sys.dont_write_bytecode = not compiles
             system_calls.rename_noreplace = real
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:
@@ -732,6 +733,7 @@ def big_bodies(folder: Path, size: int, ways: Iterable[str] = tuple(WAYS)) -> Ro
                 old.unlink()
             with open(target / "body", "wb") as file:
                 file.truncate(length)
+            os.utime(target / "body", (1, 1))  # it has settled
             peaks.append(_peak(WAYS[way], str(root.path)))
         row.cases += 1
         print(f"{way}: {peaks[1] - peaks[0]:,} bytes of memory for a body of {length:,}", file=sys.stderr)
