@@ -247,8 +247,6 @@ def move(
     """
     from dropq.upkeep import bulk
 
-    if state not in STATES:  # its sender still writes it
-        raise UsageError(f"messages are moved from {', '.join(STATES)}, not from {state}/")
     shell = Shell(ctx, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = Bulk(shell, shell.queue(name), bulk.Selection((state,), wanted, filter, dry_run=dry_run), yes)

@@ -61,13 +61,16 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
         context = context_of(root, name, layout, settings, store)
         examined = ExaminedQueue(context, config, root.clock.now_ms())
         linked = [fsck_checks.about("linked-folder", path) for path in layout.private_folders if os.path.islink(path)]
-        checks = (*fsck_checks.CHECKS, *staged_checks.CHECKS)
+        checks = (
+            *fsck_checks.CHECKS,
+            *staged_checks.CHECKS,
+            topic_checks.examine_topic,
+            selector_checks.examine_selectors,
+        )
         found += linked or chain.from_iterable(check(examined) for check in checks)
-        found += topic_checks.examine_topic(examined)
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, own)
-        found += selector_checks.examine_selectors(examined)
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]

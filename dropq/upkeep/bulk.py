@@ -21,7 +21,7 @@ from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses, compile_filter
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, split_receipt
-from dropq.format.layout import SETTLED, WAITING, WITH_REASON
+from dropq.format.layout import SETTLED, STATES, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle import dead_letters
@@ -119,7 +119,7 @@ class Selection:
         return self.filter is not None and compile_filter(self.filter).reads_body
 
     def why_spared(self, *messages: Message) -> str:
-        """Return why a verb leaves selected messages alone, of which the filter may have seen only NULLs; else ""."""
+        """Return why a verb leaves messages alone: their bodies cannot be read, and a filter asks for them; else ""."""
         if self.filter is None or not self._reads_bodies:
             return ""
         for message in messages:
@@ -363,7 +363,11 @@ def move(context: QueueContext, which: Selection, *, to: QueueContext) -> Iterat
     """Move messages into another queue's target/, with their counters and expirations as they are.
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
+
+    Raises:
+        ValueError: they are to be moved from working/, where senders still write.
     """
+    which.check(STATES, "messages are moved from")
     act = partial(_moved, move=partial(Moves(context).move, to=to))
     return _carried(CarrierTo(context, to), each(context, which, select(context, which), act, f"moved to {to.name}"))
 

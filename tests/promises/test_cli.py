@@ -1794,7 +1794,9 @@ def test_a_body_that_is_still_written_is_not_moved_to_another_queue(root: Root, 
     root.create_queue("other")
     (root.path / "q" / "working" / "half.csv").write_bytes(b"half")
     moved = run("move", "q", "other", "--all", "--state", "working", "--yes")
-    assert (moved.code, "not from working/" in moved.err) == (2, True)
+    assert (moved.code, "state 'working': messages are moved from" in moved.err) == (2, True)
+    with pytest.raises(ValueError, match="messages are moved from"):
+        list(root.queue("q").move(root.queue("other"), state="working"))
     assert (root.path / "q" / "working" / "half.csv").read_bytes() == b"half"
 
 
