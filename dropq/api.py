@@ -838,7 +838,11 @@ class Queue(Sender):
         filter: str | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Move messages to another queue, the `goal`, with their counters and expirations."""
+        """Move messages to another queue, the `goal`, with their counters and expirations.
+
+        Raises:
+            ValueError: `state` is working, where senders still write; nothing was moved.
+        """
         from dropq.upkeep import bulk
 
         which = bulk.Selection((state,), ids, filter, dry_run=dry_run)

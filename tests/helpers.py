@@ -42,13 +42,6 @@ class Ran(NamedTuple):
 #: What the fixture `run` is: it runs a command line.
 Run = Callable[..., Ran]
 
-
-def first_and_long(values: Sequence[object]) -> list[object]:
-    """Return values for a parameter of a test: with any but the first, the test is `long`."""
-    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*first), *(pytest.param(*other, marks=pytest.mark.long) for other in others)]
-
-
 #: Where the kernel says how many events it keeps for who does not read them.
 MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")
 
@@ -386,3 +379,9 @@ def only_woken(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
     monkeypatch.setattr(watch.Watch, "wait", noted)
     return lambda: bool(waiting)
+
+
+def first_and_long(values: Sequence[object]) -> list[object]:
+    """Return values for a parameter of a test: with any but the first, the test is `long`."""
+    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*first), *(pytest.param(*other, marks=pytest.mark.long) for other in others)]

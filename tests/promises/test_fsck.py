@@ -405,16 +405,6 @@ def left_credits(queue: Queue) -> Path:
     return folder
 
 
-def test_what_a_linked_private_folder_leads_to_is_not_looked_at(queue: Queue, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    write(outside / "secret")
-    for folder in (queue.layout.credits, queue.layout.staged):
-        Path(folder).parent.mkdir(exist_ok=True)
-        Path(folder).symlink_to(outside)
-    assert {found.kind for found in queue.fsck(repair=True)} == {"linked-folder"}
-    assert os.listdir(outside) == ["secret"]
-
-
 def linked_credits(queue: Queue) -> Path:
     path = Path(queue.layout.credits) / "abcdef"
     path.parent.mkdir(exist_ok=True)
@@ -1024,3 +1014,12 @@ def test_only_a_missing_dead_letter_queue_of_the_root_refuses_sends_to_missing_q
     letters_of_the_root(queue)
     (found,) = fsck_root(Root(queue.root.path).context)
     assert found.kind == "absent-letters" and says in found.detail
+
+
+def test_what_a_linked_private_folder_leads_to_is_not_looked_at(queue: Queue, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    write(outside / "secret")
+    for folder in (queue.layout.credits, queue.layout.staged):
+        Path(folder).symlink_to(outside)
+    assert {found.kind for found in queue.fsck(repair=True)} == {"linked-folder"}
+    assert os.listdir(outside) == ["secret"]

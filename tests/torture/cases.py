@@ -54,7 +54,7 @@ class Before(NamedTuple):
 class Said:
     """What became of a verb: the calls that it made, and what it raised, by class and in words.
 
-    `unread` is whether a body, or another file, could not be read.
+    `unread` is whether the read of a file was refused.
     """
 
     calls: list[str]

@@ -511,7 +511,7 @@ class RecordCases(acts.Acts[Case, Scene]):
                 world = self._world()
                 if other not in TAKERS:
                     told = said if case.tells else None
-                    yield from self._fits(world, told, worlds[:many], worlds[many:], other, case.whole)
+                    yield from self._fits(case, world, told, worlds[:many], worlds[many:], other)
                 yield from self._wrong_credits()
                 received = Counter[int]()
                 yield from self._drain(case, received)
@@ -526,7 +526,7 @@ class RecordCases(acts.Acts[Case, Scene]):
         yield from self._left_over()
 
     def _fits(
-        self, world: World, said: Said | None, worlds: list[World], met: list[World], other: str, whole: str
+        self, case: Case, world: World, said: Said | None, worlds: list[World], met: list[World], other: str
     ) -> Iterator[str]:
         """Yield what does not lie as before a commit, or as after it, or is not as the holder was told."""
         allowed = [*worlds, *met]
@@ -539,8 +539,8 @@ class RecordCases(acts.Acts[Case, Scene]):
                 allowed = [worlds[-1], *met[-1:]]
             elif not other and any(fate in said.words for fate in (*UNDONE, fan_out.UNSETTLED)):
                 allowed = worlds[:1]
-        if said is not None and said.unread and said.raised in ("", "LeaseLost") and whole:
-            allowed = [*allowed, *(_gone_whole(each, whole) for each in worlds[:-1])]
+        if said is not None and said.unread and said.raised in ("", "LeaseLost") and case.whole:
+            allowed = [*allowed, *(_gone_whole(each, case.whole) for each in worlds[:-1])]
         if world not in allowed:
             outcome = "" if said is None else f" (the holder was told {said.raised or 'nothing'} {said.words})"
             yield f"{dict(world)}, and may be {[dict(each) for each in allowed]}{outcome}"

@@ -80,7 +80,7 @@ class Watch:
         """Yield what uses a path in `outside`, or changes one that is not in `inside`, while the block runs."""
         self.inside, self.outside = os.path.realpath(inside), os.path.realpath(outside)
         self.wrong = []
-        real, compiles = system_calls.rename_noreplace, not sys.dont_write_bytecode
+        real, compiles_nothing = system_calls.rename_noreplace, sys.dont_write_bytecode
 
         def logged_rename(
             source: str, destination: str, folder: int = system_calls.HERE, source_folder: int = system_calls.HERE
@@ -94,7 +94,7 @@ class Watch:
             yield self.wrong
         finally:
             self.on = False
-            sys.dont_write_bytecode = not compiles
+            sys.dont_write_bytecode = compiles_nothing
             system_calls.rename_noreplace = real
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:
