@@ -17,7 +17,7 @@ import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
-from dropq.format.names import ENVELOPE, is_temporary, is_unique
+from dropq.format.names import is_temporary, is_unique
 from dropq.lifecycle.open_queue import away_names
 from dropq.storage import reading
 
@@ -304,14 +304,13 @@ def explain_filter(queue: Queue, state: str, filter: str) -> None:
     from difflib import get_close_matches
 
     from dropq.filters import compile_filter
-    from dropq.filters.grammar import HEADERS
+    from dropq.filters.headers import HEADERS
 
-    headers = (*HEADERS, "JMSXDeliveryCount", *ENVELOPE)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
     for name in sorted(compile_filter(filter).identifiers):
         if name.startswith("JMS") or name.endswith("()") or name in used:
             continue
-        header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
+        header = next((header for header in HEADERS if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"
         if not header and (near := get_close_matches(name, used, n=1)):
             meant = f"is it {near[0]}? {meant[0].upper()}{meant[1:]}"

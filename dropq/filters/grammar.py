@@ -25,19 +25,15 @@ from typing import NamedTuple, TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
+from dropq.filters.headers import HEADERS
 from dropq.filters.tree import Found, Node, Path, Value
-from dropq.format.names import ENVELOPE, KEYWORDS, RESERVED
+from dropq.format.names import KEYWORDS, RESERVED
 
 log = logging.getLogger("dropq")
 
 T = TypeVar("T")
 
 NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames of Python's stack
-#: The header fields. Any other name that begins with JMS is an error, unless it begins with JMSX or JMS_.
-HEADERS = (
-    "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
-    "JMSRedelivered", "JMSDeliveryMode", "JMSDestination",
-)  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: The tokens that end an operand: after them / divides, anywhere else it begins a path.
 _OPERANDS = frozenset(["identifier", "string", "number", "path", "TRUE", "FALSE", "NULL", ")"])
@@ -310,7 +306,7 @@ class Parser(ABC):
         if token.kind == "(":
             return self._group()
         if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
-            known = ENVELOPE if token.text.startswith(RESERVED) else HEADERS
+            known = [name for name in HEADERS if name.startswith(RESERVED) == token.text.startswith(RESERVED)]
             raise self._unexpected(f"a header field ({', '.join(known)}) or a property")
         if self._accept("identifier"):
             self.identifiers.add(token.text)
@@ -375,6 +371,5 @@ def literal(value: Value, at: int) -> Part:
 
 def _may_be(identifier: str) -> bool:
     """Return whether a name that begins with JMS is a header field, or may be a property."""
-    if identifier.startswith(RESERVED):
-        return identifier in ENVELOPE
-    return identifier in HEADERS or identifier.startswith(("JMSX", "JMS_"))
+    is_property = identifier.startswith(("JMSX", "JMS_")) and not identifier.startswith(RESERVED)
+    return is_property or identifier in HEADERS

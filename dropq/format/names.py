@@ -68,7 +68,7 @@ _OURS = {
 #: How the names of dropq's own properties begin, but for the delivery count.
 RESERVED = "JMS_dropq_"
 #: Those that filters know: where a message could not be delivered, and why.
-ENVELOPE = (f"{RESERVED}origin", f"{RESERVED}reason")
+ORIGIN, REASON = f"{RESERVED}origin", f"{RESERVED}reason"
 #: What an older dropq wrote of a bounce: it is left out when a name is read.
 _FORMER = "JMS_dropq_returnTo"
 #: What `copied` says in a name of an older dropq: the selectors of whichever queue it lies in made their copies.
