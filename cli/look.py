@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from itertools import chain, islice
-from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -441,8 +440,11 @@ def cat(
             print(output.visible(os.fsdecode(message.body)), flush=True)
         else:
             with message.open() as body:
-                copyfileobj(body, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+                while part := body.read(reading.READ_SIZE):
+                    with output.writing():
+                        sys.stdout.buffer.write(part)
+            with output.writing():
+                sys.stdout.buffer.flush()
 
     return shell.each(arguments(ids), telling_where(shell, queue, write))
 

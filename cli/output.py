@@ -12,8 +12,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
@@ -139,18 +139,21 @@ def line(record: Record, columns: Sequence[str], *, as_json: bool) -> str:
 
 def put(text: str, *, flush: bool = False) -> None:
     """Print a line of data."""
-    try:
+    with writing():
         print(text, flush=flush)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raise StorageError where standard output cannot be written; nothing where nobody reads it any more."""
+    try:
+        yield
     except BrokenPipeError:  # where SIGPIPE is ignored, and only there
         discard()
     except OSError as error:
-        raise _unwritten(error) from error
-
-
-def _unwritten(error: OSError) -> errors.StorageError:
-    discard()  # what cannot be written now is not tried again when Python ends
-    text = f"standard output could not be written: {error.strerror}; what the command did stays"
-    return errors.StorageError(text, errno=error.errno)
+        discard()  # what cannot be written now is not tried again when Python ends
+        text = f"standard output could not be written: {error.strerror}; what the command did stays"
+        raise errors.StorageError(text, errno=error.errno) from error
 
 
 def write(text: str) -> None:
@@ -180,12 +183,8 @@ def _notes(error: BaseException | None) -> list[str]:
 
 def flush() -> None:
     """Write out what was printed."""
-    try:
+    with writing():
         sys.stdout.flush()
-    except BrokenPipeError:
-        discard()
-    except OSError as error:
-        raise _unwritten(error) from error
 
 
 def discard() -> None:

@@ -1864,6 +1864,15 @@ def test_a_folder_that_is_hardly_the_root_is_refused(
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_body_that_cannot_be_written_is_told_as_the_output(root: Root, q: Queue, size: int) -> None:
+    id = q.send(b"x" * size).id
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "cat", "q", id, stdout=full)
+    assert done.code == 74
+    assert done.err.startswith("error: standard output could not be written: No space left on device; ")
+
+
 def test_an_output_that_cannot_be_written_is_told_as_the_output(root: Root) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
