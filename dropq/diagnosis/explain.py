@@ -142,14 +142,14 @@ class _Snapshot:
             if self._context.layout.is_topic:
                 means = "keeps what is published from being distributed"
             return Decision(False, "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it")
-        if has_expired(self._context, file):
-            text = f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
-            return Decision(False, "expired", text)
         if due := self._context.settling.settles_at(file):
             return Decision(False, "settling", self._settling(), until=due)
         if file.name.id in self._acks and early_acks.applies(self._context, file):
             text = "its ack came before it: the next consumer archives it, and does not get it"
             return Decision(False, "acked", text)
+        if has_expired(self._context, file):
+            text = f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
+            return Decision(False, "expired", text)
         if self._belongs is not None and not self._belongs(file):
             owner = self._context.config.initial_owner
             text = (

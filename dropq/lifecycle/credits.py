@@ -2,8 +2,8 @@
 
 A spent credit is a file of the queue that the message left, made before the move. Who settles the message renames it
 first, and then removes this file, and those of the credits under which it had come before; where parts were made of the
-message, the credits go before it is archived. `unspend` says that the move did not happen, `free` that the message was
-settled. An audit removes what a crash leaves.
+message, the credits go before it is archived. `free` gives back the credits of a message that was settled, `unspend`
+removes one whose message was not moved, or is gone. An audit removes what a crash leaves.
 
 Names, token files and credits are data from strangers: a queue in them counts only as an address in this root. Folders
 are opened without links, and only a regular file is removed that holds the id of the message that was settled.

@@ -1,6 +1,7 @@
 """Whether a claim lasts: its holder is alive, dead or unknown, its lease runs or ran out, or a script made it.
 
-Sweeps and verbs by id act on this decision; explain, health and fsck show it.
+Explain shows it whole; health, fsck and barriers ask for its status. A sweep acts on the same tests in the same order:
+`liveness.dead`, which also keeps a dead holder from coming back, then `Claim.has_lapsed`, then `is_over`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claims in processing/: no other module loops over them.
+"""The claims in processing/, and the messages there that are committed: who needs them all lists them here.
 
 No two claims ever share a name, so a claim that has left processing/ never comes back.
 """
@@ -48,7 +48,7 @@ def committed_files(context: QueueContext) -> Iterator[MessageFile]:
 def committed(context: QueueContext) -> Iterator[tuple[MessageFile, str]]:
     """List the messages of `committed_files`, each with the path of its body."""
     if not context.layout.topic and not reading.exists(context.layout.staged):
-        return  # it has no receivers, and no selector that copies
+        return  # nothing was ever staged here
     for entry in reading.entries(context.layout.staged):
         staged = StagedFolder.of(entry.name)
         if staged is not None and is_committed(entry.path):

@@ -37,7 +37,7 @@ BODY_CHANGED = (
 
 
 class Settlement(Protocol):
-    """What settles claims. Each verb makes one rename, or changes nothing in the state folders.
+    """What settles claims. One rename decides about each verb; without it, nothing in the state folders has changed.
 
     Raises:
         LeaseLost: the claim is gone; nothing was changed.

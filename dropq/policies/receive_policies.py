@@ -1,7 +1,8 @@
 """The receive policies of a queue, as one subscription meets them: limits, barriers and turns, under one lock.
 
-Each attempt takes the lock, reads the state of the queue, claims at most one message, and releases the lock. No dropq
-consumer of the queue changes that state meanwhile.
+Each attempt takes the lock, reads the state of the queue, claims a message, and releases the lock; where there is only
+a limit, it claims as many as the consumer asks for and the limit allows. No dropq consumer of the queue changes that
+state meanwhile.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -59,6 +59,7 @@ class InUse:
         self.takes: Callable[[MessageFile], bool | None] = lambda file: True
         if selector.filter is not None:
             self.takes = deciding(selector.filter, context, "target", context)
+        self.no_credit = f"it has no credit left of {selector.credit}"
         self._mark = os.urandom(8).hex().encode()
         self._spent = selector.credit or 0  # at the most: it is counted before the first is spent
         self._counted_until = 0.0
@@ -115,7 +116,7 @@ class InUse:
     @property
     def out_of_credit(self) -> str:
         """That it has no credit left; "" if it has."""
-        return "" if self.has_credit else f"it has no credit left of {self.selector.credit}"
+        return "" if self.has_credit else self.no_credit
 
 
 class Choice(NamedTuple):
@@ -166,10 +167,9 @@ class Selectors:
             except (DropqError, OSError) as error:
                 self.unusable[os.path.basename(path)] = describe(error)
                 self._are_known &= not isinstance(error, StorageError | OSError)
-        for role in ("default", "overflow"):
-            for one in [each for each in found if each.selector.role == role][1:]:
-                found.remove(one)
-                self.unusable[os.path.basename(one.path)] = f"role: the queue has another {role} selector"
+        second = _second_of_role(one.selector for one in found)
+        self.unusable |= {f"{name}.toml": why for name, why in second.items()}
+        found = [one for one in found if one.selector.name not in second]
         if found and (circle := self._circles.at(self._context.layout, self._context.timing)):
             self.unusable |= {os.path.basename(one.path): circle for one in found}
             self.on_circle, found = tuple(found), []
@@ -277,11 +277,19 @@ def read(context: QueueContext) -> tuple[list[Selector], dict[str, list[str]]]:
             problems[path] = str(error).split("\n")
         except OSError as error:
             problems[path] = [f"{path} cannot be read: {describe(error)}"]
-    for role in ("default", "overflow"):
-        of_role = [one.name for one in found if one.role == role]
-        for path in (path_of(context, name) for name in of_role[1:]):
-            problems[path] = [f"{path}: role: {of_role[0]} is the {role} selector already; a queue has one"]
+    for name, why in _second_of_role(found).items():
+        path = path_of(context, name)
+        problems[path] = [f"{path}: {why}"]
     return found, problems
+
+
+def _second_of_role(selectors: Iterable[Selector]) -> dict[str, str]:
+    """Return the names of selectors that are not used, as another before them has their role; and why, by name."""
+    first, why = dict[str, str](), dict[str, str]()
+    for one in selectors:
+        if one.role != "normal" and (other := first.setdefault(one.role, one.name)) != one.name:
+            why[one.name] = f"role: {other} is the {one.role} selector already; a queue has one"
+    return why
 
 
 def overflow_of(context: QueueContext) -> Selector | None:

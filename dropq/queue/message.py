@@ -452,7 +452,10 @@ class Record:
         self._settle("fail", None, reason, details)
 
     def reject(self, reason: str, **details: object) -> None:
-        """Refuse it for good: once its bundle is settled, it is a message in error/, with the reason."""
+        """Refuse it for good: once its bundle is settled, it is a message in error/, with the reason.
+
+        Where others share the message, as with a barrier, the whole message has failed.
+        """
         self._settle("reject", None, reason, details)
 
     def _nack(self, delay: float | None, said: Mapping[str, object]) -> None:

@@ -27,7 +27,7 @@ Span = tuple[int, int]
 
 
 class Fate(NamedTuple):
-    """The verb, nack, fail or reject, that a record gets as the message that it becomes, as it is not acknowledged."""
+    """What is done with a record that was not acknowledged, once it is a message: nack, fail or reject."""
 
     verb: str
     #: Seconds before the next delivery after a nack; None takes the queue's redelivery_delay.

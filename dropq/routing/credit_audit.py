@@ -1,6 +1,6 @@
 """The credit audit: it finds credits whose messages are gone, after a crash or a script.
 
-A credit is live while its message is in the queue that the credit names, or is on its way there on another file system,
+A credit is live while its message is in the queue that the credit names, or on its way to it from another file system,
 or while a credit of that queue lists it in `below`. A message goes from that way to the queue's folders, from these to
 its credits, and back: an audit lists them in this order, and the folders again.
 

@@ -120,8 +120,8 @@ class Mover:
 
     def _move(self, file: MessageFile, one: InUse, destination: Destination) -> bool | str:
         """Move a message under a credit; return False if another process took it first, or why it stays."""
-        context, selector = self._context, one.selector
-        via = Via.new(selector.token)
+        context = self._context
+        via = Via.new(one.selector.token)
         with self._lock.acquire() as locked:
             if not locked:
                 return f"another process holds the lock {context.layout.lock}"
@@ -129,7 +129,7 @@ class Mover:
                 return "it was changed just now"  # RACE: the next refresh reads it again
             with context.error_context("the message stays in target/"):
                 if not one.may_spend():
-                    return f"it has no credit left of {selector.credit}"
+                    return one.no_credit
                 below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
                 copied = is_copied(self._context.layout.private, file.name)
                 one.spend(via, Credit(file.name.id, destination.context.name, below, copied=copied))

@@ -20,7 +20,7 @@ from dropq.carrier.carriers import carry
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.events.reader import FILE
 from dropq.format.claims import Claim, claim_owners
-from dropq.lifecycle import ages
+from dropq.lifecycle import ages, early_acks
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.endings import delivers, is_death
@@ -194,7 +194,7 @@ def recover(sweep: Sweep) -> None:
 
 
 def _sweep_staged(sweep: Sweep) -> None:
-    """Roll forward, or drop, the messages that distributors, or selectors that copy, had staged."""
+    """Roll forward, or drop, what was staged: by distributors, selectors that copy, and who made parts or outputs."""
     context, report = sweep.context, sweep.report
     if context.layout.topic or reading.exists(context.layout.staged):
         from dropq.staging import fan_out
@@ -452,8 +452,10 @@ def _expire(sweep: Sweep) -> Iterator[None]:
         with suppress(FileNotFoundError):  # RACE: a consumer claimed it since the listing
             if expires_by_arrival(context, file):
                 file.arrival = reading.changed_ms(entry.path)
-            if has_expired(context, file):
-                with sweep.passing_over(entry.name):
+            if not has_expired(context, file) or early_acks.applies(context, file):
+                continue  # a consumer archives what was acknowledged
+            with sweep.passing_over(entry.name):
+                if not context.settling.settles_at(file):
                     sweep.report.expired += Moves(context).expire_waiting(file)
 
 

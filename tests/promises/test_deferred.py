@@ -86,6 +86,30 @@ def test_subscriptions_of_every_kind_meet_it(make: Make, clock: Clock) -> None:
         assert where(queue) == {} and acks(queue) == []
 
 
+@pytest.mark.parametrize("options", [{}, {"max_backlog": 5}])
+def test_a_message_that_was_acknowledged_before_is_archived_when_its_time_is_over_too(
+    make: Make, clock: Clock, id: str, options: dict[str, int]
+) -> None:
+    queue = make(timing=FRESH, **options)
+    queue.ack(id, defer=True)
+    send_as(queue, id, b"a", expires_in="1m")
+    clock.advance(61)
+    assert [explained.why for explained in queue.explain()] == ["acked"]
+    assert queue.sweep().expired == 0
+    assert queue.receive() is None
+    assert where(queue) == {"processed": [b"a"]} and acks(queue) == []
+
+
+def test_a_message_expires_when_its_ack_is_too_old(make: Make, clock: Clock, id: str) -> None:
+    queue = make(timing=FRESH, deferred_ack_expiration="1h")
+    queue.ack(id, defer=True)
+    send_as(queue, id, b"a", expires_in="1m")
+    clock.advance(3700)
+    assert [explained.why for explained in queue.explain()] == ["expired"]
+    assert queue.sweep().expired == 1
+    assert where(queue) == {"expired": [b"a"]}
+
+
 def test_who_waits_for_a_message_goes_on_waiting(make: Make, id: str) -> None:
     queue = make()
     queue.ack(id, defer=True)

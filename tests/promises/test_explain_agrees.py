@@ -18,6 +18,8 @@ from dropq import LeaseLost, Message, Queue, QueueFull, Root
 from dropq.config.selectors import Selector
 from dropq.diagnosis.explain import Explanation
 from dropq.diagnosis.fsck_kinds import KINDS
+from dropq.format.names import Name
+from dropq.lifecycle import early_acks
 from dropq.policies.send_limits import MustWait, SendLimits
 from dropq.queue.browsing import listed
 from dropq.queue.subscription import Subscription
@@ -65,7 +67,7 @@ class Play:
     def step(self) -> None:
         """Let somebody do something."""
         steps = [self.send, self.send, self.drop, self.claim_by_hand, self.pass_time, self.settle, self.pause]
-        self.chance.choice(steps)()
+        self.chance.choice([*steps, self.ack_before])()
 
     def send(self) -> None:
         """Send a message."""
@@ -78,6 +80,12 @@ class Play:
             delay=chance.choice(["0s", "0s", "0s", "5s"]),
             expires_in=chance.choice([None, None, "7s"]),
         )
+
+    def ack_before(self) -> None:
+        """Let a message be acknowledged as if it had not come yet, seldom."""
+        waiting = [message.id for message in self.queue.browse() if Name(message.id).generated]
+        if waiting and self.chance.random() < 0.3:
+            early_acks.remember(self.queue.context, self.chance.choice(waiting))
 
     def drop(self) -> None:
         """Put a file into target/, as a script does; some are no messages."""

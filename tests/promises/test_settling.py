@@ -84,6 +84,18 @@ def test_a_consumer_gets_a_file_when_it_has_settled(root: Root, clock: Clock, op
     assert names_in(queue, "processed")[-1] == "a.csv"
 
 
+def test_a_file_does_not_expire_before_it_has_settled(root: Root, clock: Clock) -> None:
+    queue = root.create_queue("other", expiration="1s")
+    put(queue)
+    clock.advance(SOON + 0.5)
+    assert why(queue) == ["settling"]
+    assert (queue.sweep().expired, queue.receive()) == (0, None)
+    clock.advance(LATER)
+    assert why(queue) == ["expired"]
+    assert queue.sweep().expired == 1
+    assert names_in(queue, "expired") == ["a.csv"]
+
+
 def test_a_write_lets_a_file_wait_anew(queue: Queue, clock: Clock) -> None:
     clock.advance(-3600)  # its ctime is in the future for this clock
     path = put(queue)
