@@ -121,7 +121,7 @@ def _asks_for_amps(source: Source) -> bool:
     from dropq.filters.amps import has_path
     from dropq.filters.functions import FUNCTIONS
 
-    words = re.findall(r"(\w+)\s*\(|\b(BEGINS|ENDS)\s+WITH\b", source.text.upper())
+    words = re.findall(r"\b(\w++)\s*+\(|\b(BEGINS|ENDS)\s++WITH\b", source.text.upper())
     return any(name in FUNCTIONS or phrase for name, phrase in words) and not has_path(source.text)
 
 

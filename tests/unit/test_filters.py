@@ -846,6 +846,12 @@ class TestNothingUpsetsIt:
         assert column is not None and 1 <= int(column[1]) <= len(text) + 1
         assert complaint.count("\n") == 2 and complaint.encode()
 
+    @pytest.mark.parametrize("text", ["a", "a ", "a(", "BEGINS ", " ", "1"])
+    @pytest.mark.timeout(60)  # by the square of its length it would take hours
+    def test_a_long_text_takes_time_by_its_length(self, text: str) -> None:
+        with pytest.raises(InvalidFilter):
+            compile_filter(text * 500_000 + " b c")
+
     @given(seeds, values, values, values)
     def test_no_message_does(self, seed: int, x: Value, y: Value, z: Value) -> None:
         fields = dict(zip("ijfgstbcn", [x, y, z] * 3, strict=True))
