@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -381,7 +381,7 @@ def only_woken(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return lambda: bool(waiting)
 
 
-def first_and_long(values: Sequence[object]) -> list[object]:
-    """Return values for a parameter of a test: with any but the first, the test is `long`."""
-    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*first), *(pytest.param(*other, marks=pytest.mark.long) for other in others)]
+def first_and_long(values: Iterable[object], first: int = 1) -> list[object]:
+    """Return values for a parameter of a test: with any but the first of them, the test is `long`."""
+    each = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.long if at >= first else ()) for at, value in enumerate(each)]

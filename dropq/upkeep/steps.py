@@ -452,11 +452,11 @@ def _expire(sweep: Sweep) -> Iterator[None]:
         with suppress(FileNotFoundError):  # RACE: a consumer claimed it since the listing
             if expires_by_arrival(context, file):
                 file.arrival = reading.changed_ms(entry.path)
-            if not has_expired(context, file) or early_acks.applies(context, file):
-                continue  # a consumer archives what was acknowledged
-            with sweep.passing_over(entry.name):
-                if not context.settling.settles_at(file):
-                    sweep.report.expired += Moves(context).expire_waiting(file)
+            if has_expired(context, file):
+                with sweep.passing_over(entry.name):
+                    # A consumer archives what was acknowledged before.
+                    if not (early_acks.applies(context, file) or context.settling.settles_at(file)):
+                        sweep.report.expired += Moves(context).expire_waiting(file)
 
 
 def _clear_leftovers(sweep: Sweep) -> Iterator[None]:

@@ -52,6 +52,7 @@ def test_the_tables_name_every_queue_that_was_measured(tmp_path: Path) -> None:
         assert f"| {row['what']} | {row['per_s']:,} |" in paper
 
 
+@pytest.mark.long
 def test_each_record_that_was_measured_is_accounted_for(tmp_path: Path) -> None:
     few = ("--rounds", "1", "--records", "1000", "--large", "1", "--pace", "0", "--lines", "5")
     command = [sys.executable, str(TOP / "bench/records.py"), *few, "--tmpfs", str(tmp_path), "--disk", str(tmp_path)]
@@ -64,6 +65,7 @@ def test_each_record_that_was_measured_is_accounted_for(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_each_message_that_went_over_zeromq_is_accounted_for(tmp_path: Path) -> None:
     pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
     few = ("--rounds", "1", "--messages", "200", "--tmpfs", str(tmp_path), "--disk", str(tmp_path))
@@ -149,6 +151,7 @@ def test_a_queue_whose_module_is_missing_is_left_out_with_the_reason(bench: Any,
     assert "no_such_module" in row["skipped"]
 
 
+@pytest.mark.long
 def test_what_grows_is_measured_on_what_it_names(tmp_path: Path) -> None:
     command = [sys.executable, str(TOP / "bench/upkeep.py"), "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import until
+from helpers import first_and_long, until
 
 TESTS = Path(__file__).parents[1]
 CONFTEST = """
@@ -64,7 +64,7 @@ def killed(output: str) -> list[int]:
     return [int(line.split()[2]) for line in output.splitlines() if line.startswith("ERROR: process ")]
 
 
-@pytest.mark.parametrize(("arguments", "count", "sleeps"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(("arguments", "count", "sleeps"), first_and_long(WAYS.values()), ids=list(WAYS))
 def test_a_run_that_processes_outlive_fails_and_kills_them(
     tmp_path: Path, arguments: Sequence[str], count: int, sleeps: str
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from children import unprivileged
 from forks import forked
-from helpers import Clock, base, make_queue, where
+from helpers import Clock, base, first_and_long, make_queue, where
 from torture.acts import Meeting
 from torture.calls import come_between
 
@@ -565,7 +565,7 @@ MADE: dict[str, Callable[[Root], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", first_and_long(MADE))
 def test_a_queue_that_is_deleted_as_it_is_made_is_missing_and_not_away(service: Root, name: str) -> None:
     """The deletion comes before each call of what makes it: it leaves neither a folder nor a note."""
     service.create_topic("t")

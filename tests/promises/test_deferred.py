@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
-from helpers import FRESH, Clock, Make, base, drop, make_queue, reopened, take, where
+from helpers import FRESH, Clock, Make, base, drop, first_and_long, make_queue, reopened, take, where
 
 from dropq import LeaseLost, Message, Queue, StorageError
 from dropq.lifecycle import early_acks
@@ -400,7 +400,7 @@ def test_whenever_the_consumer_dies_the_message_is_archived_or_comes_again(
     assert ends == {"delivered", "archived"}
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", first_and_long([False, True]))
 @pytest.mark.crashes
 def test_whenever_the_one_who_acknowledges_dies_nothing_is_lost(
     tmp_path: Path, clock: Clock, id: str, is_there: bool

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, add_route, arrive, base, drop, make_queue, timed
+from helpers import FRESH, Clock, add_route, arrive, base, drop, first_and_long, make_queue, timed
 
 from dropq import LeaseLost, Message, Queue, QueueFull, Root
 from dropq.config.selectors import Selector
@@ -188,7 +188,7 @@ class Play:
             self.held.append(message)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_and_long(range(40), 12))
 def test_what_is_called_ready_is_delivered_and_nothing_else(tmp_path: Path, seed: int) -> None:
     play = Play(tmp_path, seed)
     for _ in range(30):
@@ -196,7 +196,7 @@ def test_what_is_called_ready_is_delivered_and_nothing_else(tmp_path: Path, seed
         play.compare()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_and_long(range(40), 12))
 def test_routers_do_with_each_message_what_is_said_of_it(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     queue = make_queue(tmp_path, unroutable_after=0)
@@ -253,7 +253,7 @@ def put_claims(queue: Queue, chance: random.Random, clock: Clock, living: str) -
             (processing / name).write_bytes(b"y")
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first_and_long(range(25), 10))
 def test_what_is_said_of_each_claim_is_what_a_sweep_then_does(tmp_path: Path, seed: int) -> None:
     chance, clock = random.Random(seed), Clock()
     clock.advance(200)  # what is put there now is that old
@@ -297,7 +297,7 @@ def test_what_is_said_of_each_claim_is_what_a_sweep_then_does(tmp_path: Path, se
 # -- topics --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first_and_long(range(25), 10))
 def test_what_is_said_of_each_publication_is_what_a_sweep_then_does(tmp_path: Path, seed: int) -> None:
     chance, clock = random.Random(seed), Clock()
     make_queue(tmp_path, clock=clock, timing=FRESH)
@@ -349,7 +349,7 @@ def test_what_is_said_of_each_publication_is_what_a_sweep_then_does(tmp_path: Pa
 # -- sends ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first_and_long(range(25), 10))
 def test_a_send_is_refused_when_what_is_shown_says_so(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     overflow = chance.choice(["reject", "discard", "block"])
@@ -519,7 +519,7 @@ class Wreck:
         return self.write(f"credits/{word[-6:]}/.last").parent
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_and_long(range(40), 12))
 def test_what_fsck_leaves_to_sweeps_is_what_they_remove(tmp_path: Path, seed: int) -> None:
     wreck = Wreck(tmp_path, seed)
     for _ in range(6):

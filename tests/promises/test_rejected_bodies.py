@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from forks import DIED, forked
-from helpers import Clock, base, reopened, where
+from helpers import Clock, base, first_and_long, reopened, where
 from test_journal import (
     ALL,
     Checkpoint,
@@ -91,7 +91,9 @@ def a_batch_that_was_noted_and_committed(queue: Queue, checkpoint: Checkpoint) -
     work(journal, 1, checkpoint)
 
 
-@pytest.fixture(params=[nothing, a_batch_that_was_noted_and_not_committed, a_batch_that_was_noted_and_committed])
+@pytest.fixture(
+    params=first_and_long([a_batch_that_was_noted_and_committed, a_batch_that_was_noted_and_not_committed, nothing])
+)
 def before(request: pytest.FixtureRequest) -> Callable[[Queue, Checkpoint], None]:
     """What an earlier run left."""
     return request.param  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from children import in_child, killed_at_each_call
 from forks import die_after
-from helpers import FRESH, Clock, Make, drop, health, make_queue, take, until, where
+from helpers import FRESH, Clock, Make, drop, first_and_long, health, make_queue, take, until, where
 
 import dropq
 from dropq import Message, NoSuchQueue, Queue, QueueFull, Root, StorageError, aio
@@ -559,7 +559,7 @@ def test_doctor_leaves_temporary_queues_alone_unless_one_is_named(queue: Queue) 
     assert queue.root.doctor([left])
 
 
-@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("answered", first_and_long([True, False]))
 @pytest.mark.crashes
 def test_a_requester_that_dies_at_any_call_leaves_at_most_what_a_sweep_removes(tmp_path: Path, answered: bool) -> None:
     clock = Clock()

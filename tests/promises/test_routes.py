@@ -28,6 +28,7 @@ from helpers import (
     base,
     drop,
     files,
+    first_and_long,
     make_queue,
     names_in,
     other_file_system,
@@ -546,7 +547,7 @@ def receive_one(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("act", [receive_one, Queue.route], ids=["consumer", "router"])
-@pytest.mark.parametrize("options", [{}, {"max_backlog": 1}, {"semantics": "at-most-once"}], ids=str)
+@pytest.mark.parametrize("options", first_and_long([{}, {"max_backlog": 1}, {"semantics": "at-most-once"}]), ids=str)
 @pytest.mark.crashes
 def test_whoever_dies_before_or_after_any_call_each_message_is_once_where_it_belongs(
     tmp_path: Path, act: Callable[[Queue], object], options: dict[str, Any]

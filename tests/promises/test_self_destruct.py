@@ -21,7 +21,7 @@ import pytest
 from children import in_child, killed_at_each_call
 from filelock import FileLock
 from forks import DIED, forked
-from helpers import FRESH, Clock, drop, names_in, private, take, timed, until, where
+from helpers import FRESH, Clock, drop, first_and_long, names_in, private, take, timed, until, where
 
 from dropq import ConfigError, NoSuchQueue, Queue, Root, Unavailable
 from dropq.diagnosis.fsck import fsck_root
@@ -581,7 +581,7 @@ def test_producers_racing_with_the_end_of_a_queue_lose_nothing(root: Root, clock
 # -- a crash -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_letters", [True, False])
+@pytest.mark.parametrize("has_letters", first_and_long([True, False]))
 @pytest.mark.crashes
 def test_a_crash_anywhere_in_the_destruction_leaves_each_message_in_one_place(
     tmp_path: Path, clock: Clock, has_letters: bool

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 from forks import DIED, ended, fork, forked
-from helpers import Clock, Make, base, files, make_queue, take, until, where
+from helpers import Clock, Make, base, files, first_and_long, make_queue, take, until, where
 
 from dropq import ConfigError, DropqError, NoSuchQueue, Queue, QueueFull, Root, StorageError
 from dropq.lifecycle.context import QueueContext
@@ -224,7 +224,7 @@ def leave_half(queue: Queue, job_id: str = "job") -> Job:
 
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("overflow", ["", "rest"])
+@pytest.mark.parametrize("overflow", first_and_long(["rest", ""]))
 @pytest.mark.crashes
 def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(
     tmp_path: Path, when: str, overflow: str

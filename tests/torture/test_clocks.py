@@ -18,6 +18,7 @@ from torture.table import NotRun, Options
 
 
 @pytest.mark.host
+@pytest.mark.long
 def test_clocks_that_are_wrong_or_set_end_no_lease_early_or_late_and_reorder_nothing(tmp_path: Path) -> None:
     try:
         rows = list(clocks.run(Options(tmp_path, seed=1, long=False)))
