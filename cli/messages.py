@@ -320,7 +320,7 @@ def _ack_each(shell: Shell, queue: Queue, named: Iterable[str], *, defer: bool) 
             refused.append(receipt)
 
     with despite_closed_stdout():
-        named = _deferrable(named) if defer else named
+        named = _deferrable(queue, named) if defer else named
         code = shell.each(named, telling_where(shell, queue, acknowledge), "acknowledged")
     return code or (NEGATIVE if refused else OK)
 
@@ -334,14 +334,14 @@ def _settles_first(queue: Queue) -> bool:
     return queue.config.semantics == "at-most-once"
 
 
-def _deferrable(named: Iterable[str]) -> list[str]:
+def _deferrable(queue: Queue, named: Iterable[str]) -> list[str]:
     """Return the names, once all of them are known to be receipts, or ids whose acks can be deferred."""
     from dropq.lifecycle import early_acks
 
     found = list(named)
     for id in filter(_is_id, found):
         try:
-            early_acks.check(id)
+            early_acks.check(queue.context, id)
         except ValueError as error:
             raise UsageError(str(error)) from None
     return found

@@ -143,9 +143,13 @@ def put(text: str, *, flush: bool = False) -> None:
         print(text, flush=flush)
 
 
+class Unwritten(errors.StorageError):
+    """Standard output cannot be written: a command ends there, also one that goes on after other errors."""
+
+
 @contextmanager
 def writing() -> Iterator[None]:
-    """Raise StorageError where standard output cannot be written; nothing where nobody reads it any more."""
+    """Raise Unwritten where standard output cannot be written; nothing where nobody reads it any more."""
     try:
         yield
     except BrokenPipeError:  # where SIGPIPE is ignored, and only there
@@ -153,7 +157,7 @@ def writing() -> Iterator[None]:
     except OSError as error:
         discard()  # what cannot be written now is not tried again when Python ends
         text = f"standard output could not be written: {error.strerror}; what the command did stays"
-        raise errors.StorageError(text, errno=error.errno) from error
+        raise Unwritten(text, errno=error.errno) from error
 
 
 def write(text: str) -> None:

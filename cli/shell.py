@@ -368,6 +368,8 @@ def reporting_errors(codes: list[int]) -> Iterator[None]:
     """Report an error of the block instead of raising it; add the exit code."""
     try:
         yield
+    except output.Unwritten:
+        raise
     except (DropqError, OSError) as error:
         output.complain(error)
         codes.append(output.exit_code(error))

@@ -20,8 +20,13 @@ from dropq.storage import reading
 STAYS = "the message is not acknowledged, and stays in target/"
 
 
-def check(message_id: str) -> None:
-    """Raise ValueError for an id whose ack cannot be remembered."""
+def check(context: QueueContext, message_id: str) -> None:
+    """Raise ValueError for an id whose ack cannot be remembered, and for a topic."""
+    if context.layout.is_topic:
+        raise ValueError(
+            f"the ack of {message_id!r} cannot be deferred: {context.name} is a topic, whose messages go to receivers; "
+            "acknowledge it where they get it"
+        )
     if not Name(message_id).generated:
         raise ValueError(
             f"the ack of {message_id!r} cannot be deferred: only ids that dropq made are never used twice; acknowledge "
@@ -50,7 +55,8 @@ def applies(context: QueueContext, file: MessageFile) -> bool:
 
     A part of a bundle is delivered: the ack is for the whole bundle, and one part would use it up.
     """
-    return not file.name.first and _in_force(context, file.name.id)
+    is_whole = file.name.generated and not file.name.first
+    return is_whole and not context.layout.is_topic and _in_force(context, file.name.id)
 
 
 def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:

@@ -1,7 +1,7 @@
 """Whether a claim lasts: its holder is alive, dead or unknown, its lease runs or ran out, or a script made it.
 
-Explain shows it whole; health, fsck and barriers ask for its status. A sweep acts on the same tests in the same order:
-`liveness.dead`, which also keeps a dead holder from coming back, then `Claim.has_lapsed`, then `is_over`.
+`explain` shows all that is decided here, others ask for the status alone. A sweep acts on the same tests in the same
+order: `liveness.dead`, which also keeps a dead holder from coming back, then `Claim.has_lapsed`, then `is_over`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def ack(
     """Acknowledge a message by its id, as `Queue.ack` says; `subscribe` opens what claims a message that waits."""
     if not defer:
         return _acknowledged(context, message_id, own, subscribe)
-    early_acks.check(message_id)
+    early_acks.check(context, message_id)
     early_acks.remember(context, message_id)
     # RACE: a consumer that takes the message from now on finds its ack; a message that came before is found here.
     try:

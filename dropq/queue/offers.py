@@ -340,9 +340,11 @@ class Offers:
         return bundle in self._returning or (name.id, name.mark) in self._returned
 
     def expire(self, file: MessageFile) -> bool:
-        """Move a message to expired/ if its time is over; return whether it is."""
+        """Move a message to expired/ if its time is over, and it has settled; return whether its time is over."""
         if not has_expired(self._context, file):
             return False
+        if self.defer(file):
+            return True
         try:
             self._moves.expire_waiting(file)
         except StorageError as error:

@@ -206,7 +206,7 @@ class Distributor:
                         continue
                     break
                 try:
-                    if has_expired(self.context, file) and Moves(self.context).expire_waiting(file):
+                    if self._expire(file):
                         continue
                     count += self._distribute(file, again=again) is not None
                     again = True
@@ -218,6 +218,11 @@ class Distributor:
                 if self._is_paused():
                     break
         return count
+
+    def _expire(self, file: MessageFile) -> bool:
+        """Move a message to expired/ if its time is over, and it has settled; return whether it was moved."""
+        is_due = has_expired(self.context, file) and not self.context.settling.settles_at(file)
+        return is_due and Moves(self.context).expire_waiting(file)
 
     def _is_closed(self, file: MessageFile) -> bool:
         """Return whether this user may not read the body of a message that waits: then it goes to error/."""

@@ -1866,11 +1866,12 @@ def test_a_folder_that_is_hardly_the_root_is_refused(
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_a_body_that_cannot_be_written_is_told_as_the_output(root: Root, q: Queue, size: int) -> None:
-    id = q.send(b"x" * size).id
+    ids = [q.send(b"x" * size).id for _ in range(3)]
     with open("/dev/full", "wb") as full:
-        done = ran("--root", str(root.path), "cat", "q", id, stdout=full)
+        done = ran("--root", str(root.path), "cat", "q", *ids, stdout=full)
     assert done.code == 74
     assert done.err.startswith("error: standard output could not be written: No space left on device; ")
+    assert done.err.count("\n") == 1
 
 
 def test_an_output_that_cannot_be_written_is_told_as_the_output(root: Root) -> None:

@@ -110,6 +110,26 @@ def test_a_message_expires_when_its_ack_is_too_old(make: Make, clock: Clock, id:
     assert where(queue) == {"expired": [b"a"]}
 
 
+@pytest.mark.parametrize("odd", ["%00", "%2E", "%2E%2E", "%2E%2E%2F%2E%2E%2Ftarget", "{id}%2Fx"])
+def test_a_name_that_could_lead_out_of_the_acks_expires_as_any_other(
+    make: Make, clock: Clock, id: str, odd: str
+) -> None:
+    queue = make(timing=FRESH, expiration="1m")
+    queue.ack(id, defer=True)
+    drop(queue, f"4.{odd.format(id=id)}.B.1", b"a")
+    clock.advance(61)
+    assert [explained.why for explained in queue.explain()] == ["expired"]
+    assert queue.sweep().expired == 1
+    assert where(queue) == {"expired": [b"a"]}
+
+
+def test_an_ack_in_a_topic_is_not_remembered(make: Make, id: str) -> None:
+    topic = make().root.create_topic("t")
+    with pytest.raises(ValueError, match=f"the ack of '{id}' cannot be deferred: t is a topic"):
+        topic.queue.ack(id, defer=True)
+    assert acks(topic.queue) == []
+
+
 def test_who_waits_for_a_message_goes_on_waiting(make: Make, id: str) -> None:
     queue = make()
     queue.ack(id, defer=True)

@@ -96,6 +96,23 @@ def test_a_file_does_not_expire_before_it_has_settled(root: Root, clock: Clock) 
     assert names_in(queue, "expired") == ["a.csv"]
 
 
+@pytest.mark.parametrize("options", [{}, {"max_backlog": 5}])
+def test_a_file_that_is_written_again_after_it_was_listed_does_not_expire(
+    root: Root, clock: Clock, options: dict[str, Any]
+) -> None:
+    queue = root.create_queue("other", expiration="1s", **options)
+    path = put(queue)
+    os.utime(path, (0, 0))  # a copy, whose times were set: it has settled
+    with queue.subscribe() as subscription:
+        subscription._snapshot()
+        clock.advance(1.5)
+        with path.open("ab") as file:
+            file.write(b"2\n")
+        assert why(queue) == ["settling"]
+        assert subscription.receive() is None
+    assert names_in(queue, "expired") == []
+
+
 def test_a_write_lets_a_file_wait_anew(queue: Queue, clock: Clock) -> None:
     clock.advance(-3600)  # its ctime is in the future for this clock
     path = put(queue)
