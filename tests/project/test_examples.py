@@ -347,7 +347,7 @@ def at(root: Path, command: list[str]) -> list[str]:
     return [word.replace("{root}", str(root)) for word in command]
 
 
-@pytest.mark.parametrize("dropboxmq", [False, True], ids=["", "dropboxmq"])
+@pytest.mark.parametrize("dropboxmq", first_and_long([False, True]), ids=["", "dropboxmq"])
 @pytest.mark.parametrize("answered_by", ANSWERING)
 @pytest.mark.parametrize("asked_by", ASKING)
 def test_shell_and_dropq_ask_and_answer_each_other(

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from helpers import Clock, base, events, until
+from helpers import Clock, base, events, first_and_long, until
 from jinja2 import FunctionLoader
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from webpage import ACTED, READ, TRACEBACK, Watch, press, served, shop
@@ -216,7 +216,7 @@ def brightness(colour: str) -> int:
 WITHOUT_BUTTONS = {name: READ[name] for name in ("a paused queue", "what failed", "a message that failed")}
 
 
-@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("writable", first_and_long([True, False]))
 def test_axe_finds_nothing_wrong_with_any_page(tmp_path: Path, browser: Browser, writable: bool) -> None:
     with (
         shop(tmp_path / "the shop") as root,
@@ -819,6 +819,7 @@ def test_pages_stay_right_while_spark_works(tmp_path: Path, page: Page, spark: S
         watch.check()
 
 
+@pytest.mark.long
 def test_the_pictures_of_the_page_are_the_same_each_time(tmp_path: Path) -> None:
     if shutil.which("chromium") is None:
         pytest.skip("no chromium: apt-get install chromium")

@@ -873,7 +873,7 @@ def test_what_the_version_before_left_goes_on_or_back(make: Make, mark: str, lef
     assert os.listdir(folder.parent) == os.listdir(queue.layout.reassembly) == []
 
 
-@pytest.mark.parametrize("mark", OLDER)
+@pytest.mark.parametrize("mark", first_and_long(OLDER))
 def test_a_crash_over_what_the_version_before_left_loses_and_doubles_no_record(
     make: Make, clock: Clock, mark: str
 ) -> None:

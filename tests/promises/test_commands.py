@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from helpers import drop, make_queue, names_in, until, where
+from helpers import drop, first_and_long, make_queue, names_in, until, where
 from workers import Working, counted, reason_in
 
 from dropq import Message, Queue, Unavailable, work
@@ -541,7 +541,7 @@ def test_sigterm_sigint_and_sighup_finish_what_runs(tmp_path: Path, number: sign
     assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
 
 
-@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("number", first_and_long(STOPS))
 @pytest.mark.parametrize("order", ["the worker first", "the command first", "the command first, by far"])
 @pytest.mark.parametrize(
     "script", ["echo $$ >pid; exec sleep 100", "trap 'exit 143' 1 2 15; sleep 9 & echo $$ >pid; wait"]

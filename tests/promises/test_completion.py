@@ -15,6 +15,7 @@ from typing import Any
 
 import pexpect
 import pytest
+from helpers import first_and_long
 
 from dropq import Root
 from dropq.cli import completion
@@ -185,7 +186,7 @@ def test_an_uninstalled_completion_leaves_the_shells_settings_as_they_were(
     assert capsys.readouterr().out == "No completion is installed: nothing was changed.\n"
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", first_and_long(SHELLS))
 @pytest.mark.parametrize(
     ("command", "environment"),
     [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FOLDERS, FRESH, Clock, base, drop, make_queue, names_in, stand_in_for_os, where
+from helpers import FOLDERS, FRESH, Clock, base, drop, first_and_long, make_queue, names_in, stand_in_for_os, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +131,7 @@ def bring_back(queue: Queue) -> None:
             assert outcome.ok, outcome
 
 
-@pytest.mark.parametrize("first", ACTIONS)
+@pytest.mark.parametrize("first", first_and_long(ACTIONS, 6))
 def test_two_files_called_the_same_survive_every_pair_of_ends_again_and_again(
     tmp_path: Path, file_system: str, first: str
 ) -> None:

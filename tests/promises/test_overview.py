@@ -623,6 +623,7 @@ def test_a_scrape_that_is_cut_short_is_no_news(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_scrapes_that_are_cut_short_do_not_end_the_exporter(tmp_path: Path) -> None:
     root = Root.create(tmp_path)
     root.create_queue("q", durability="none")

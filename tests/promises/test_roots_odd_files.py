@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import base, health, reopened
+from helpers import base, first_and_long, health, reopened
 from test_roots import arrives, at_rest, bodies, bridge_of, bridged, give, joined
 from test_roots import wants_last as wants_last
 from test_security import PRODUCER, by
@@ -598,7 +598,7 @@ def lying(a: Queue, b: Queue) -> Counter[str]:
     return Counter({place: count for place, count in places.items() if count})
 
 
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("what", first_and_long(FILES))
 def test_a_damaged_file_is_told_loses_nothing_and_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:

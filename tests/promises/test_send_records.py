@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import FRESH, Run, make_queue, until
+from helpers import FRESH, Run, first_and_long, make_queue, until
 
 from dropq import Queue, Root
 
@@ -195,7 +195,7 @@ def _is_read(process: subprocess.Popen[bytes]) -> bool:
     return not any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_and_long([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 @pytest.mark.parametrize("how", ["limit", "write-lock"])
 def test_a_signal_ends_the_wait_for_a_queue_that_blocks_and_what_was_sent_is_told(
     tmp_path: Path, number: signal.Signals, how: str

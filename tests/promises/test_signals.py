@@ -297,7 +297,9 @@ def _again_and_again(handler: Callable[[], object]) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_backlog": 100, "priority": "/p"}], ids=["plain", "with policies"])
+@pytest.mark.parametrize(
+    "options", first_and_long([{"max_backlog": 100, "priority": "/p"}, {}]), ids=["with policies", "plain"]
+)
 @pytest.mark.parametrize(
     "handler",
     [

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers import Clock, base, drop, until, where
+from helpers import Clock, base, drop, first_and_long, until, where
 
 from dropq import Queue, Root, StorageError
 from dropq.lifecycle.settlement import Claims
@@ -90,7 +90,7 @@ def test_of_two_messages_of_one_name_an_ack_settles_the_one_it_names(tmp_path: A
 
 @TWINS
 @pytest.mark.parametrize("leasing", ["sublet", "strict"])
-@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize("history", first_and_long([True, False]))
 def test_a_late_ack_settles_no_other_message_of_the_name(tmp_path: Any, leasing: str, history: bool, twin: Any) -> None:
     history = history or twin is copy_twin  # else there is no file left to copy
     queue = make(tmp_path, leasing=leasing, history=history)

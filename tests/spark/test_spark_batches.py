@@ -197,6 +197,7 @@ def test_a_backlog_counts_messages_alone_and_lists_a_large_queue_seldom(
 # -- output modes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_query_that_spark_refuses_for_its_mode_keeps_its_claims_for_the_next_run(
     spark: SparkSession, queue: Queue, out: Queue, checkpoint: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import base, died, drop, make_queue, names_in, next_moment, take, where
+from helpers import base, died, drop, first_and_long, make_queue, names_in, next_moment, take, where
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 from test_spark_streams import below
@@ -90,7 +90,7 @@ def test_a_block_that_runs_again_for_an_error_after_its_write_sends_its_messages
     assert (where(queue), where(out)) == ({"processed": [b"10", b"20"]}, {"target": [b"10", b"20"]})
 
 
-@pytest.mark.parametrize("level", ["failures", "all"])
+@pytest.mark.parametrize("level", first_and_long(["all", "failures"]))
 def test_the_log_tells_each_message_of_a_block_once_and_its_job_once(
     spark: SparkSession, tmp_path: Path, level: str
 ) -> None:

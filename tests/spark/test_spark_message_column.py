@@ -202,6 +202,7 @@ def test_a_key_of_jsonl_that_is_missing_is_null_whatever_its_name(queue: Queue) 
 # -- bodies as text --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_body_may_be_wanted_as_text(spark: SparkSession, queue: Queue) -> None:
     for body in ("größe", ""):
         queue.send(body)

@@ -216,6 +216,7 @@ def test_messages_that_tell_only_the_least_are_rows_like_the_others(spark: Spark
     assert rows_of(read(spark, queue)) == browsed(queue, "target")
 
 
+@pytest.mark.long
 def test_target_is_what_is_read_without_a_state(spark: SparkSession, zoo: Queue) -> None:
     frame = read(spark, zoo)
     assert [(field.name, field.dataType) for field in frame.schema.fields] == list(COLUMNS.items())
@@ -314,6 +315,7 @@ def test_states_and_defaults_are_what_was_asked_for() -> None:
     assert (parsed.filter, parsed.body_format, parsed.claimed) == (None, None, None)
 
 
+@pytest.mark.long
 def test_spark_refuses_in_the_driver_what_cannot_be_read(spark: SparkSession, queue: Queue) -> None:
     reader = spark.read.format("dropq").option("root", str(queue.root.path)).option("queue", "q")
     with pytest.raises(AnalysisException, match="takes no path here"):

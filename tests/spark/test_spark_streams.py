@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import Clock, base, events, make_queue, names_in, sums, until, where
+from helpers import Clock, base, events, first_and_long, make_queue, names_in, sums, until, where
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import LongType, StringType, StructType
 from stream_driver import STOPS, start
@@ -391,7 +391,7 @@ def test_spark_may_name_where_its_checkpoint_is(queue: Queue) -> None:
     assert [name.split("-")[0] for name in names_in(queue, "processing")] == ["me", "me"]
 
 
-@pytest.mark.parametrize("level", ["failures", "all"])
+@pytest.mark.parametrize("level", first_and_long(["all", "failures"]))
 def test_the_log_tells_each_message_of_a_stream_once_though_spark_kills_its_reader(
     spark: SparkSession, tmp_path: Path, level: str
 ) -> None:

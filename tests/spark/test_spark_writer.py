@@ -22,7 +22,7 @@ from unittest import mock
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from helpers import make_queue, until
+from helpers import first_and_long, make_queue, until
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import types as t
@@ -543,13 +543,16 @@ def register_faulty(spark: SparkSession, call: str, after: int, fault: Fault) ->
 
 @pytest.mark.parametrize(
     ("fault", "call", "after", "sent"),
-    [
-        (io_error, "move", 0, 0),
-        (io_error, "rename_noreplace", 17, 60),
-        (io_error, "remove_tree", 0, 60),
-        (sudden_death, "move", 0, 0),
-        (sudden_death, "rename_noreplace", 17, 60),
-    ],
+    first_and_long(
+        [
+            (sudden_death, "rename_noreplace", 17, 60),
+            (io_error, "rename_noreplace", 17, 60),
+            (io_error, "move", 0, 0),
+            (io_error, "remove_tree", 0, 60),
+            (sudden_death, "move", 0, 0),
+        ],
+        2,
+    ),
 )
 def test_a_commit_that_fails_half_way_is_finished_by_sparks_abort(
     spark: SparkSession, queue: Queue, fault: Fault, call: str, after: int, sent: int

@@ -801,6 +801,7 @@ class TestAgreement:
         between = f"/a BETWEEN {literal[0]} AND {literal[-1]}"
         assert truth(between, {"a": item}) is truth(f"/a >= {literal[0]} AND /a <= {literal[-1]}", {"a": item})
 
+    @pytest.mark.long
     def test_of_a_long_in_takes_no_longer_for_each_message(self) -> None:
         """It is looked up at once, whatever the literals and the value are."""
         listed = ", ".join(f"{number}, '{number}.0', 'x{number}'" for number in range(50_000))

@@ -261,6 +261,7 @@ def test_consumers_that_take_at_once_seldom_reach_for_the_same_message(queue: Qu
     assert claims.count(False) < 0.1 * 4000
 
 
+@pytest.mark.long
 def test_consumers_seldom_reach_for_the_same_message_also_where_most_of_the_known_are_idle_or_dead(
     tmp_path: Path, claims: list[bool]
 ) -> None:
