@@ -614,7 +614,8 @@ class Queue(Sender):
 
         Raises:
             LeaseLost: several messages of the id are held, or several parts of a bundle wait; nothing was changed.
-            ValueError: dropq did not make this id, so the ack cannot be deferred: another message may have the id.
+            ValueError: the ack cannot be deferred: dropq did not make this id, which another message may have, or the
+                queue is a topic.
         """
         from dropq.queue import by_id
 
