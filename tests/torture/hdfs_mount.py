@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mfusepy import FUSE
+from mfusepy import FUSE, fuse_version_major
 from py4j.java_gateway import (  # type: ignore[import-untyped, unused-ignore]
     GatewayParameters,
     JavaGateway,
@@ -307,8 +307,10 @@ def main() -> None:
     asked = parser.parse_args()
     with Java(asked.jars) as java:
         shown = HdfsFiles(java, asked.namenode, asked.folder)
-        remembered = {"attr_timeout": asked.remember, "entry_timeout": asked.remember}
-        _Mounted(shown, asked.mount, foreground=True, fsname="hdfs", subtype="fuse_dfs", **remembered)
+        options = {"attr_timeout": asked.remember, "entry_timeout": asked.remember}
+        if fuse_version_major == 2:  # a file that is emptied is opened so, as FUSE 3 does it: fuse-dfs asks for that
+            options["atomic_o_trunc"] = True
+        _Mounted(shown, asked.mount, foreground=True, fsname="hdfs", subtype="fuse_dfs", **options)
 
 
 if __name__ == "__main__":
