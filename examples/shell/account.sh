@@ -13,6 +13,7 @@ if [ $# != 2 ] || [ ! -d "$1" ] || [ ! -r "$2" ]; then
     exit 2
 fi
 root=$1
+ledger=$2
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
@@ -20,15 +21,17 @@ trap 'rm -rf "$work"' EXIT
 numbered() { sed 's/^\\//' | sort | awk '{ print $1 "-" ++seen[$1] " " $0 }' | sort; }
 
 for state in working target processing processed expired error delayed; do
+    set --
     for base in "$root"/*/ "$root"/*/incoming/ \
         "$root"/topic-root/*/.incoming/ "$root"/topic-root/*/.subscriptions/*/; do
         folder=$base$state
         [ $state != delayed ] || folder=$base.dropq/delayed
-        [ ! -d "$folder" ] || find "$folder" -type f ! -name '.*' -exec sha256sum {} + >>"$work/$state-files"
+        [ ! -d "$folder" ] || set -- "$@" "$folder"
     done
+    [ $# = 0 ] || find "$@" -type f ! -name '.*' -exec sha256sum {} + >"$work/$state-files"
     [ ! -s "$work/$state-files" ] || printf '    %-12s %5d\n' "$state" "$(wc -l <"$work/$state-files")"
 done
-numbered <"$2" >"$work/ledger"
+numbered <"$ledger" >"$work/ledger"
 cat "$work"/*-files 2>/dev/null | numbered >"$work/found"
 
 join -v 1 "$work/ledger" "$work/found" | sed 's/^[^ ]* /    MISSING /'
