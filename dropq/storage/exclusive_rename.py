@@ -172,20 +172,25 @@ class ExclusiveRename:
 def raise_unless_done(error: OSError, source: str, destination: str, folder: int | None = None) -> None:
     """Raise the error of a rename, unless the rename was done: its reply was lost, or its server went away.
 
-    A relative `destination` begins in the open `folder`.
+    HDFS says EIO whatever is the matter: where the source is gone, this raises FileNotFoundError. A relative
+    `destination` begins in the open `folder`.
     """
     try:
         os.stat(destination, dir_fd=folder, follow_symlinks=False)
     except OSError:
+        if not isinstance(error, FileNotFoundError) and _is_gone(source):
+            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, destination)
+            raise gone from error
         raise error from None
     if not _is_gone(source):
         raise error
 
 
 def _is_gone(path: str) -> bool:
-    """Return whether nothing has this path; False where that cannot be looked at."""
+    """Return whether nothing has this path, as its file system has it now; False where that cannot be looked at."""
     try:
-        os.lstat(path)
+        if system_calls.ask(path) is None:
+            os.lstat(path)
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return False

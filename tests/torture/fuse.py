@@ -100,6 +100,7 @@ def run(options: Options) -> Iterable[Row]:
     yield from _rows("passthrough, taken is EIO", passthrough(taken="EIO"), options)
     yield tested("two mounts of one folder: bindfs", options, two_mounts, mounts.BINDFS)
     yield tested("two mounts of one folder: passthrough", options, two_mounts, passthrough("shared-locks", "replaces"))
+    yield tested("two mounts of one folder: passthrough like HDFS", options, two_mounts, mounts.HDFS_LIKE)
     yield tested("a queue in parts: mergerfs by path", options, in_parts, mounts.MERGERFS_BY_PATH)
     yield tested("a queue in the lower layer: fuse-overlayfs", options, in_layers, mounts.OVERLAY)
 
@@ -815,7 +816,8 @@ def two_mounts(fs: Mounted, row: Row, options: Options) -> None:
             queue = case.queue()
             queue.send_many([case.body("dead there", "target"), case.body("leased there", "target")])
             with _holder(case, options, 1, "0", other), _holder(case, options, 1, SHORT, other, "second"):
-                check(queue.sweep().total == 0)
+                swept = queue.sweep()
+                check(swept.total == swept.lapsed)  # on a busy machine the short lease is over by now
             row.kills += 2
             until(lambda: queue.sweep() and queue.counts()["target"] == 1, "a lease to run out")
             check(queue.counts()["processing"] == 1)

@@ -46,6 +46,14 @@ def rename_to_a_name_that_is_taken(here: Path, there: Path) -> str:
     return f"{said}, {'both as before' if (one.read_bytes(), two.read_bytes()) == (b'1', b'2') else 'changed'}"
 
 
+@_on_hdfs("EIO, and it seems to be there")
+def rename_of_what_another_client_took(here: Path, there: Path) -> str:
+    one = _file(here / "one", b"1")
+    os.rename(there / "one", there / "two")
+    said = _error(lambda: os.rename(one, here / "three"))
+    return f"{said}, and it seems to be {'there' if os.path.lexists(one) else 'gone'}"
+
+
 @_on_hdfs("EISDIR, where it was")
 def rename_to_the_name_of_a_folder(here: Path, there: Path) -> str:
     file = _file(here / "file", b"1")

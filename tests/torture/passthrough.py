@@ -161,6 +161,13 @@ class LikeHdfs(Passthrough):
             attributes[name] = attributes[name] // 10**9 * 10**9
         return attributes
 
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file; whatever is the matter is EIO, also that another client took the file."""
+        try:
+            super().rename(old, new)
+        except OSError:
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
+
     def create(self, path: str, mode: int, info: Any = None) -> int:
         name = os.path.basename(path)
         if ":" in name:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers import until
 
 from dropq.storage.files import Storage
 from torture import fuse, hdfs_points
@@ -48,6 +50,23 @@ def test_the_passthrough_is_like_hdfs_in_every_point(tmp_path: Path) -> None:
     needed(HDFS_LIKE)
     with mounted(HDFS_LIKE, tmp_path) as fs, second(fs) as other:
         assert list(hdfs_points.differences(fs.path, other.path)) == []
+
+
+def _is_whole(one: Path) -> bool:
+    return one.stat().st_size == 1
+
+
+def test_a_rename_of_what_another_client_took_finds_it_gone_where_all_errors_are_the_same(tmp_path: Path) -> None:
+    needed(HDFS_LIKE)
+    with mounted(HDFS_LIKE, tmp_path) as fs, second(fs) as other:
+        for act in (Storage.rename, Storage.move):
+            one = fs.path / f"one-{act.__name__}"
+            one.write_bytes(b"1")
+            until(partial(_is_whole, one), "it to be whole")
+            os.rename(other.path / one.name, other.path / f"{one.name}-taken")
+            with pytest.raises(FileNotFoundError) as gone:
+                act(Storage(), str(one), f"{one}-ours")
+            assert gone.value.filename == str(one)
 
 
 def test_a_file_that_is_renewed_keeps_its_content_where_to_open_for_writing_empties_it(tmp_path: Path) -> None:
