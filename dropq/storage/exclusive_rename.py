@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dropq.format.layout import GONE_PREFIX
 from dropq.storage import system_calls
 from dropq.storage.reading import RESERVED_MODE, status_now
-from dropq.storage.system_calls import CREATE, NO_FLAGS, closing
+from dropq.storage.system_calls import CREATE, NO_FLAGS, closing, is_missing
 
 #: How often a rename over a file must fail, and a rename beside it succeed, to prove that a file system never replaces
 #: files: a disk that fails now and then is no proof.
@@ -94,7 +94,7 @@ class ExclusiveRename:
             # RACE: NFS lost the reply, or a signal came on the way back. When the reservation and the source are both
             # gone, our rename replaced the reservation, and the destination is the file itself.
             if not _is_reserved(destination, reserved):
-                if isinstance(error, OSError) and os.path.lexists(destination) and _is_gone(source):
+                if isinstance(error, OSError) and os.path.lexists(destination) and is_missing(source):
                     return
                 raise  # the reservation went with its folder
             os.unlink(destination)
@@ -178,22 +178,12 @@ def raise_unless_done(error: OSError, source: str, destination: str, folder: int
     try:
         os.stat(destination, dir_fd=folder, follow_symlinks=False)
     except OSError:
-        if not isinstance(error, FileNotFoundError) and _is_gone(source):
+        if not isinstance(error, FileNotFoundError) and is_missing(source):
             gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, destination)
             raise gone from error
         raise error from None
-    if not _is_gone(source):
+    if not is_missing(source):
         raise error
-
-
-def _is_gone(path: str) -> bool:
-    """Return whether nothing has this path, as its file system has it now; False where that cannot be looked at."""
-    try:
-        if system_calls.ask(path) is None:
-            os.lstat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
 
 
 def _is_reserved(path: str, reserved: int) -> bool:

@@ -585,8 +585,10 @@ class Storage:
         """Remove a file of ours, of an open `folder` if that is given; return False when it was gone."""
         try:
             os.unlink(path, dir_fd=folder)
-        except FileNotFoundError:
-            return False
+        except OSError:
+            if not system_calls.is_missing(path, HERE if folder is None else folder):
+                raise
+            return False  # RACE: another process was first; on HDFS that is EIO
         return True
 
     # -- folders -----------------------------------------------------------------------------------------

@@ -92,6 +92,19 @@ def ask(path: str, folder: int = HERE, *, follows: bool = False) -> Asked | None
     return Asked(inode, seconds * 1_000_000_000 + nanoseconds, size)
 
 
+def is_missing(path: str, folder: int = HERE) -> bool:
+    """Return whether nothing has this path, as its file system has it now; False where that cannot be looked at.
+
+    A relative `path` begins in the open `folder`.
+    """
+    try:
+        if ask(path, folder) is None:
+            os.stat(path, dir_fd=None if folder == HERE else folder, follow_symlinks=False)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
 def size_asked(path: str, folder: int = HERE) -> int | None:
     """Return a file's size in bytes; arguments as of `ask`, None where that returns it."""
     asked = ask(path, folder)

@@ -54,6 +54,13 @@ def rename_of_what_another_client_took(here: Path, there: Path) -> str:
     return f"{said}, and it seems to be {'there' if os.path.lexists(one) else 'gone'}"
 
 
+@_on_hdfs("EIO")
+def removal_of_what_another_client_removed(here: Path, there: Path) -> str:
+    one = _file(here / "one", b"1")
+    os.unlink(there / "one")
+    return _error(lambda: os.unlink(one))
+
+
 @_on_hdfs("EISDIR, where it was")
 def rename_to_the_name_of_a_folder(here: Path, there: Path) -> str:
     file = _file(here / "file", b"1")

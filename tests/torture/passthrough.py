@@ -168,6 +168,13 @@ class LikeHdfs(Passthrough):
         except OSError:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
 
+    def unlink(self, path: str) -> None:
+        """Remove a file; that another client did so is EIO."""
+        try:
+            super().unlink(path)
+        except OSError:
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
+
     def create(self, path: str, mode: int, info: Any = None) -> int:
         name = os.path.basename(path)
         if ":" in name:

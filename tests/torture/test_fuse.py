@@ -11,6 +11,7 @@ import pytest
 from helpers import until
 
 from dropq.storage.files import Storage
+from dropq.storage.system_calls import FOLDER, closing
 from torture import fuse, hdfs_points
 from torture.mounts import HDFS_LIKE, Kind, Mounted, mounted, needs, passthrough, second
 from torture.table import NotRun, Options, Row
@@ -56,17 +57,25 @@ def _is_whole(one: Path) -> bool:
     return one.stat().st_size == 1
 
 
-def test_a_rename_of_what_another_client_took_finds_it_gone_where_all_errors_are_the_same(tmp_path: Path) -> None:
+def test_what_another_client_took_or_removed_is_gone_where_all_errors_are_the_same(tmp_path: Path) -> None:
     needed(HDFS_LIKE)
+    storage = Storage()
     with mounted(HDFS_LIKE, tmp_path) as fs, second(fs) as other:
-        for act in (Storage.rename, Storage.move):
-            one = fs.path / f"one-{act.__name__}"
-            one.write_bytes(b"1")
-            until(partial(_is_whole, one), "it to be whole")
-            os.rename(other.path / one.name, other.path / f"{one.name}-taken")
+
+        def taken(name: str) -> str:
+            (fs.path / name).write_bytes(b"1")
+            until(partial(_is_whole, fs.path / name), "it to be whole")
+            os.rename(other.path / name, other.path / f"{name}-taken")
+            return str(fs.path / name)
+
+        for act in (storage.rename, storage.move):
+            path = taken(act.__name__)
             with pytest.raises(FileNotFoundError) as gone:
-                act(Storage(), str(one), f"{one}-ours")
-            assert gone.value.filename == str(one)
+                act(path, f"{path}-ours")
+            assert gone.value.filename == path
+        assert storage.unlink(taken("removed")) is False
+        with closing(os.open(fs.path, FOLDER)) as folder:
+            assert storage.unlink(os.path.basename(taken("in-folder")), folder) is False
 
 
 def test_a_file_that_is_renewed_keeps_its_content_where_to_open_for_writing_empties_it(tmp_path: Path) -> None:
