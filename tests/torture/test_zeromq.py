@@ -81,6 +81,7 @@ def test_the_judge_of_the_storm_sees_what_is_lost_came_late_or_was_not_acknowled
 def test_the_judge_of_the_storm_sees_what_was_refused_and_is_there(judged: Judged) -> None:
     judged.stored("a.1").ack()
     assert "was refused: no" in judged.wrong("try b.1\nrefused b.1 no\n")[0]
+    assert not [wrong for wrong in judged.wrong("refused id malformed message\n") if "refused" in wrong]
     assert "was refused, and is there" in judged.wrong(f"try a.1\nack a.1 1 1\nrefused a.1 {zeromq.NO_ROOM}\n")[0]
 
 

@@ -411,9 +411,14 @@ def _now() -> int:
 
 
 def _of_refusals(found: Found, noted: list[Line]) -> Iterator[str]:
-    """Yield what was refused, but for want of room when a server ended, and what was refused and is there."""
+    """Yield what was refused, but for want of room when a server ended, and what was refused and is there.
+
+    What no producer sent is a stranger's, who gave the name of a producer as his own: its refusal comes to whoever has
+    that name now.
+    """
+    tried = {line.name for line in noted if line.verb == "try"}
     for line in noted:
-        if line.verb == "refused":
+        if line.verb == "refused" and line.name in tried:
             why = " ".join(line.rest)
             if not why.startswith(NO_ROOM):
                 yield f"{line.name} was refused: {why}"

@@ -272,5 +272,8 @@ def _connections(pid: int, peer: str) -> int:
     """Return how many connections a process has with a machine."""
     wanted = "".join(f"{int(part):02X}" for part in reversed(peer.split(".")))
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    held = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    held = set[str]()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            held.add(os.readlink(entry))
     return sum(line[2].startswith(wanted) and f"socket:[{line[9]}]" in held for line in lines)
