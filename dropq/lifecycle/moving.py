@@ -31,7 +31,8 @@ from dropq.lifecycle.queue_notes import copied_in
 from dropq.lifecycle.sending import Outlet, into_target
 from dropq.storage import reading
 from dropq.storage.clock import time_text
-from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.failures import describe, storage_error
+from dropq.storage.system_calls import is_missing
 
 log = logging.getLogger("dropq")
 
@@ -462,7 +463,7 @@ class Moves(OfQueue):
             except FileExistsError:  # a foreign file of the same name is there: both stay
                 continue
             except OSError as error:
-                if isinstance(error, FileNotFoundError) and not reading.exists(source):
+                if isinstance(error, FileNotFoundError) and is_missing(source):
                     return  # RACE: a consumer of another filter claimed it
                 raise storage_error(error, "the message stays in target/") from error
             self._ended(FAILED, file.own_name, reason=reason)
@@ -492,9 +493,8 @@ def _leave(source: str, move: Callable[[str, *Rest], str], *args: *Rest, stays: 
         return move(source, *args)
     except OSError as error:
         if isinstance(error, FileNotFoundError):
-            with error_context(f"{stays}, unless another process took it"):
-                if not reading.exists(source):
-                    return None  # RACE: a consumer claimed it, or another process moved it
+            if is_missing(source):
+                return None  # RACE: a consumer claimed it, or another process moved it
             stays = f"{to} is missing; {stays}" if to else stays
         raise storage_error(error, stays) from error
 
@@ -567,7 +567,7 @@ def end_part(context: QueueContext, path: str, state: str, own_name: str, reason
         if state in WITH_REASON:
             context.reasons.keep(state, file, inode)
     except FileNotFoundError:
-        if reading.exists(path):
+        if not is_missing(path):
             raise
         # RACE: another roll-forward was first
 
@@ -592,7 +592,7 @@ def end_whole(context: QueueContext, path: str, own_name: str, end: str) -> None
         except FileExistsError:  # a file of the same name was archived before: both stay
             continue
         except FileNotFoundError:
-            if not reading.exists(path):
+            if is_missing(path):
                 return None  # RACE: another roll-forward was first
             raise
 

@@ -19,6 +19,7 @@ from dropq.format.staged import WHOLE, StagedFolder
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
+from dropq.storage.system_calls import is_missing
 
 T = TypeVar("T")
 Rest = TypeVarTuple("Rest")
@@ -164,7 +165,7 @@ def find_renewed(context: QueueContext, claim: Claim, error: OSError) -> None:
             if not reading.exists(context.layout.processing):
                 fate = "the queue is not where it was: the message went with it, and is still held"
                 raise storage_error(missing, fate) from missing
-            if reading.exists(claim.path):
+            if not is_missing(claim.path):
                 fate = f"the folder it should go to is missing; the message stays in processing/ as {claim.filename}"
                 raise storage_error(missing, fate) from missing
         raise LeaseLost(lost(context, claim)) from missing

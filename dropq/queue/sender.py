@@ -273,9 +273,10 @@ class Sender:
                 del staged[file]
         except BaseException as error:
             for file, (one, not_before) in staged.items():
-                was_there = True
+                path, was_there = f"{context.layout.working}/{file}", True
                 with suppress(OSError):  # what cannot be taken away now, fsck finds
-                    was_there = context.storage.unlink(f"{context.layout.working}/{file}")
+                    was_there = reading.exists(path)  # RACE: NFS may lose the reply to the unlink
+                    context.storage.unlink(path)
                 if not sent or sent[-1] is not one:
                     continue
                 if was_there or isinstance(error, DropqError):  # its rename was refused, or did not come to pass

@@ -64,6 +64,7 @@ from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import SYNCED_TOGETHER
 from dropq.storage.mounts import was_brought_back
+from dropq.storage.system_calls import is_missing
 
 log = logging.getLogger("dropq")
 
@@ -672,7 +673,7 @@ class _Mover:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 raise
-            if not reading.exists(source):
+            if is_missing(source):
                 return True  # RACE: another roll-forward moved it
             if open_destination(self._root, destination.identity, self._words) is not None:
                 raise  # the destination stands: NFS says ESTALE of a folder for a moment, or its target/ is missing

@@ -112,7 +112,7 @@ class ExclusiveRename:
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            if self.is_taken(error, destination) and os.path.lexists(source) and os.path.lexists(destination):
+            if self.is_taken(error, destination) and not is_missing(source) and os.path.lexists(destination):
                 raise taken from error
             raise_unless_done(error, source, destination)
 
@@ -172,18 +172,23 @@ class ExclusiveRename:
 def raise_unless_done(error: OSError, source: str, destination: str, folder: int | None = None) -> None:
     """Raise the error of a rename, unless the rename was done: its reply was lost, or its server went away.
 
-    HDFS says EIO whatever is the matter: where the source is gone, this raises FileNotFoundError. A relative
-    `destination` begins in the open `folder`.
+    It raises FileNotFoundError as `gone_or` does. A relative `destination` begins in the open `folder`.
     """
     try:
         os.stat(destination, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        raise gone_or(error, source, destination) from None
     except OSError:
-        if not isinstance(error, FileNotFoundError) and is_missing(source):
-            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, destination)
-            raise gone from error
         raise error from None
     if not is_missing(source):
         raise error
+
+
+def gone_or(error: OSError, source: str, destination: str) -> OSError:
+    """Return the error of a rename, or FileNotFoundError where its source is gone: HDFS says EIO whatever it was."""
+    if isinstance(error, FileNotFoundError) or not is_missing(source):
+        return error
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, destination)
 
 
 def _is_reserved(path: str, reserved: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, PRIVATE
 from dropq.storage import system_calls
-from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
+from dropq.storage.exclusive_rename import ExclusiveRename, gone_or, raise_unless_done
 from dropq.storage.failures import describe
 from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries
@@ -507,8 +507,8 @@ class Storage:
     def commit(self, source: str, destination: str) -> None:
         """Rename a file to a name in whose place a folder of ours may stand, which it never replaces.
 
-        Unlike `rename` it concludes nothing from an error: a file that another process took, and a folder that stands
-        in its place, look as a rename whose reply was lost.
+        Unlike `rename` it does not conclude from an error that it was done: a file that another process took, and a
+        folder that stands in its place, look as a rename whose reply was lost.
         """
         if self._exclusive.in_kernel:
             try:
@@ -517,7 +517,10 @@ class Storage:
                 if error.errno not in NO_FLAGS:
                     raise
                 self._exclusive.in_kernel = False
-        os.rename(source, destination)
+        try:
+            os.rename(source, destination)
+        except OSError as error:
+            raise gone_or(error, source, destination) from None
 
     def rename_each_exclusive(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
         """Rename each file of the open folder `at` to the path `name` in an open folder of its own, by `renameat2`.
@@ -585,10 +588,8 @@ class Storage:
         """Remove a file of ours, of an open `folder` if that is given; return False when it was gone."""
         try:
             os.unlink(path, dir_fd=folder)
-        except OSError:
-            if not system_calls.is_missing(path, HERE if folder is None else folder):
-                raise
-            return False  # RACE: another process was first; on HDFS that is EIO
+        except FileNotFoundError:
+            return False
         return True
 
     # -- folders -----------------------------------------------------------------------------------------

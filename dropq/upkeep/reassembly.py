@@ -45,6 +45,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Draft
 from dropq.storage.mounts import was_brought_back
+from dropq.storage.system_calls import is_missing
 
 log = logging.getLogger("dropq")
 
@@ -369,7 +370,7 @@ def _move_back(context: QueueContext, path: str, state: str) -> None:
     try:
         context.storage.move(path, f"{folder}/{file}")
     except FileNotFoundError:
-        if reading.exists(path):
+        if not is_missing(path):
             raise  # the folder of the state is missing
         # RACE: another process was first
     except FileExistsError:

@@ -274,16 +274,21 @@ def test_a_refused_rename_is_not_taken_for_done_where_its_source_cannot_be_looke
     source, destination = str(tmp_path / "new"), str(tmp_path / "old")
     for path in (source, destination):
         Path(path).touch()
-    lstat, error = os.lstat, PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
 
-    def refused(path: str, **how: Any) -> os.stat_result:
-        if path == source:
-            raise error
-        return lstat(path, **how)
+    def refused(path: str, *folder: int, **how: object) -> None:
+        raise error
 
     with monkeypatch.context() as disk:
-        disk.setattr(os, "lstat", refused)
+        disk.setattr(system_calls, "ask", refused)
         with pytest.raises(PermissionError):
             raise_unless_done(error, source, destination)
     os.unlink(source)
     raise_unless_done(error, source, destination)
+    os.unlink(destination)
+    with pytest.raises(FileNotFoundError):
+        raise_unless_done(error, source, destination)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "stat", refused)
+        with pytest.raises(PermissionError):  # whether it was done is not known
+            raise_unless_done(error, source, destination)
