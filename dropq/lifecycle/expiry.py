@@ -20,6 +20,11 @@ def has_expired(context: QueueContext, file: MessageFile) -> bool:
     return may_expire(context, file) and 0 < expires_at(context, file.name, file.arrival) <= context.clock.now_ms()
 
 
+def is_to_expire(context: QueueContext, file: MessageFile) -> bool:
+    """Return whether a message in target/ is to be moved to expired/: its time is over, and its file has settled."""
+    return has_expired(context, file) and not context.settling.settles_at(file)
+
+
 def expires_by_arrival(context: QueueContext, file: MessageFile) -> bool:
     """Return whether a message expires by the time at which its file arrived, as its name contains no time."""
     return context.config.expiration is not None and not (file.name.since or file.name.timestamp)

@@ -92,14 +92,11 @@ def ask(path: str, folder: int = HERE, *, follows: bool = False) -> Asked | None
     return Asked(inode, seconds * 1_000_000_000 + nanoseconds, size)
 
 
-def is_missing(path: str, folder: int = HERE) -> bool:
-    """Return whether nothing has this path, as its file system has it now; False where that cannot be looked at.
-
-    A relative `path` begins in the open `folder`.
-    """
+def is_missing(path: str) -> bool:
+    """Return whether nothing has this path, as its file system has it now; False where that cannot be looked at."""
     try:
-        if ask(path, folder) is None:
-            os.stat(path, dir_fd=None if folder == HERE else folder, follow_symlinks=False)
+        if ask(path) is None:
+            os.lstat(path)
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return False

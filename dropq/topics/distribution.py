@@ -25,7 +25,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import naming
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.expiry import has_expired, is_to_expire
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.processing import committed_files
 from dropq.lifecycle.settlement import Claims
@@ -206,7 +206,7 @@ class Distributor:
                         continue
                     break
                 try:
-                    if self._expire(file):
+                    if is_to_expire(self.context, file) and Moves(self.context).expire_waiting(file):
                         continue
                     count += self._distribute(file, again=again) is not None
                     again = True
@@ -218,11 +218,6 @@ class Distributor:
                 if self._is_paused():
                     break
         return count
-
-    def _expire(self, file: MessageFile) -> bool:
-        """Move a message to expired/ if its time is over, and it has settled; return whether it was moved."""
-        is_due = has_expired(self.context, file) and not self.context.settling.settles_at(file)
-        return is_due and Moves(self.context).expire_waiting(file)
 
     def _is_closed(self, file: MessageFile) -> bool:
         """Return whether this user may not read the body of a message that waits: then it goes to error/."""

@@ -24,7 +24,7 @@ from dropq.lifecycle import ages, early_acks
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.decision import count_of
 from dropq.lifecycle.endings import delivers, is_death
-from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
+from dropq.lifecycle.expiry import expires_by_arrival, is_to_expire, may_expire
 from dropq.lifecycle.holders import claim_status, is_over
 from dropq.lifecycle.moving import Moves
 from dropq.lifecycle.processing import claims_in, claims_of
@@ -452,11 +452,10 @@ def _expire(sweep: Sweep) -> Iterator[None]:
         with suppress(FileNotFoundError):  # RACE: a consumer claimed it since the listing
             if expires_by_arrival(context, file):
                 file.arrival = reading.changed_ms(entry.path)
-            if has_expired(context, file):
-                with sweep.passing_over(entry.name):
-                    # A consumer archives what was acknowledged before.
-                    if not (early_acks.applies(context, file) or context.settling.settles_at(file)):
-                        sweep.report.expired += Moves(context).expire_waiting(file)
+            with sweep.passing_over(entry.name):
+                # A consumer archives what was acknowledged before.
+                if is_to_expire(context, file) and not early_acks.applies(context, file):
+                    sweep.report.expired += Moves(context).expire_waiting(file)
 
 
 def _clear_leftovers(sweep: Sweep) -> Iterator[None]:

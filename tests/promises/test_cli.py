@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -108,10 +107,19 @@ def environment(**more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in hidden} | {"TERM": "xterm"} | more
 
 
-def process(*argv: str | bytes, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+class _Child(subprocess.Popen[bytes]):
+    """A command that is killed when its block fails, instead of waited for."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
+def process(*argv: str | bytes, env: Mapping[str, str] | None = None, **options: Any) -> _Child:
     """Start a command line as a process of its own."""
     command = [sys.executable, "-m", "dropq", *argv]
-    return subprocess.Popen(command, env=env or environment(), **options)
+    return _Child(command, env=env or environment(), **options)
 
 
 def ran(*argv: str | bytes, input: bytes = b"", **options: Any) -> Ran:
@@ -1727,9 +1735,11 @@ def test_a_worker_says_once_that_it_waits_and_what_a_stop_and_a_pause_do(root: R
     shown = bytearray()
 
     def shows(words: str) -> bool:
-        with suppress(OSError):  # EIO: the worker has ended, and all that it showed was read
+        try:
             while select.select([master], [], [], 0)[0]:
                 shown.extend(os.read(master, 4096))
+        except OSError:  # EIO: the worker has ended, and all that it showed was read
+            assert words.encode() in shown, bytes(shown)
         return words.encode() in shown
 
     argv = ("--root", str(root.path), "work", "q", "--", "sh", "-c", "read line; kill -INT $PPID; sleep 0.5")

