@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from helpers import VERBS, Make, gone_mount, take, where
+from helpers import VERBS, Make, base, gone_mount, take, where
 
 from dropq import StorageError, Unavailable
 from dropq.format.typed import Typed
@@ -288,6 +288,27 @@ def test_a_file_that_the_kernel_takes_piece_by_piece_is_written_whole(
         store.write_new(str(tmp_path / "one"), b"0123456789")
         store.write_all(str(tmp_path), ["two", "three"], [b"0123456789", memoryview(b"abcdefg")])
     assert [(tmp_path / name).read_bytes() for name in ("one", "two", "three")] == [b"0123456789"] * 2 + [b"abcdefg"]
+
+
+def test_an_interrupted_send_of_many_counts_no_draft_as_sent_whose_removal_seems_to_be_anothers(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server that loses the reply to a removal is asked again, and says that nothing is there."""
+    queue = make()
+    unlink = Storage.unlink
+
+    def interrupted(self: Storage, source: str, destination: str) -> None:
+        raise KeyboardInterrupt
+
+    def asked_twice(self: Storage, path: str, folder: int | None = None) -> bool:
+        return unlink(self, path, folder) and unlink(self, path, folder)
+
+    monkeypatch.setattr(Storage, "rename", interrupted)
+    monkeypatch.setattr(Storage, "unlink", asked_twice)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        queue.send_many([b"a", b"b"])
+    assert caught.value.__notes__ == ["0 messages of this send_many were sent before the error"]
+    assert where(queue) == {} and list((base(queue) / "working").iterdir()) == []
 
 
 def test_a_send_of_many_on_a_disk_that_turns_read_only_says_how_many_were_sent(
