@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _rows(part: str, options: Options) -> list[Row]:
-    """Run a part; one that this machine cannot run has a row that says why."""
+    """Run a part, and say each row as it comes; one that this machine cannot run has a row that says why."""
     begun = time.monotonic()
     print(f"{part} ...", file=sys.stderr, flush=True)
     folder = options.folder / part
@@ -95,7 +95,9 @@ def _rows(part: str, options: Options) -> list[Row]:
     run: Callable[[Options], Iterable[Row]] = import_module(f"torture.{part}").run
     rows: list[Row] = []
     try:
-        rows += run(Options(folder, options.seed, options.long))
+        for row in run(Options(folder, options.seed, options.long)):
+            rows.append(row)
+            print(*lines_of(part, [row], ""), sep="\n", file=sys.stderr, flush=True)
     except NotRun as reason:
         rows.append(Row(part, not_run=str(reason)))
     except Exception as error:  # the other parts are as good as before
@@ -103,7 +105,7 @@ def _rows(part: str, options: Options) -> list[Row]:
         rows.append(Row(part, wrong=[f"ended by {error!r}"]))
     wrong = [f"  {row.test}: {line}" for row in rows for line in row.wrong]
     took = f"{part}: {time.monotonic() - begun:.0f} s"
-    print(*lines_of(part, rows, ""), *wrong, took, sep="\n", file=sys.stderr, flush=True)
+    print(*wrong, took, sep="\n", file=sys.stderr, flush=True)
     return rows
 
 

@@ -15,7 +15,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,13 +44,14 @@ ROLES = (*("work",) * 4, *("send",) * 2, "whole", "sweep", "script")
 _RECORD = re.compile(rb"(\S+:\d+)(?: bad)?\n?")
 
 
-def run(options: Options) -> Iterable[Row]:
-    """Return rows for the crashes, the faults and the others of each setting, for records that kill, for the storm."""
-    rows = [*of_each(SETTINGS, options, _all_cases), killers(options.folder)] if options.long else []
+def run(options: Options) -> Iterator[Row]:
+    """Yield rows for the crashes, the faults and the others of each setting, for records that kill, for the storm."""
+    if options.long:
+        yield from of_each(SETTINGS, options, _all_cases)
+        yield killers(options.folder)
     folder = options.folder / "storm"
     folder.mkdir()
-    rows.append(storm(folder, options.seed, LONG if options.long else SHORT))
-    return rows
+    yield storm(folder, options.seed, LONG if options.long else SHORT)
 
 
 def _all_cases(options: Options, setting: Setting) -> list[Row]:
