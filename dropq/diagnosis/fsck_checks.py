@@ -267,8 +267,7 @@ def unclaimable_name(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     name, length = entry.file.name, len(os.fsencode(entry.file.own_name))
     budget = queue.layout.name_budget
     if length > names.room(name, budget):
-        name = names.squeeze(names.shorten(name, "0" * 16, budget)[0])[0]
-        length = len(names.write(name))
+        length = len(names.squeeze(names.shorten(name, "0" * 16, budget)[0])[0])
     room = names.claim_room(name, queue.longest)
     if length <= room:
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,9 +79,18 @@ _WRITTEN_FIRST = ("first", "delivery_count")
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
-#: The attributes that `squeeze` leaves out of a name that is too long, in this order.
+#: The property that a name which is too long has in place of others of dropq, and the letter of each in its value.
+_PACK = f"{RESERVED}all"
+_PACKED = {
+    "cancels": "C", "died": "D", "since": "S", "hops": "H", "copied": "K", "cut": "T", "records": "N", "reason": "R",
+    "replayed": "Y", "via": "V",
+}  # fmt: skip
+_UNPACKED = {letter: key for key, (attribute, _) in _OURS.items() if (letter := _PACKED.get(attribute))}
+_PACKED_VALUE = re.compile(r"[a-z0-9_-]+", re.ASCII).fullmatch
+#: The attributes that `squeeze` leaves out of a name that is too long even then, in this order.
 _DISPENSABLE = (
-    "records", "died", "lapsed", "replayed", "cancels", "since", "hops", "cut", "copied", "via", "record", "first",
+    "records", "replayed", "cut", "reason", "lapsed", "cancels", "died", "since", "hops", "copied", "via", "record",
+    "first",
 )  # fmt: skip
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -282,18 +291,30 @@ def _sort_properties(pairs: Iterable[tuple[str, Typed]], problems: list[str]) ->
     properties: dict[str, Typed] = {}
     attributes: dict[str, Any] = {"properties": properties}
     for key, typed in pairs:
-        if key not in _OURS:
+        if key == _PACK:
+            attributes = _sort_properties(_unpack(typed.text, problems), problems) | attributes
+        elif key not in _OURS:
             if key != _FORMER:
                 properties[key] = typed
-            continue
-        attribute, kind = _OURS[key]
-        if attribute == "copied" and typed.type == "B":
-            attributes[attribute] = COPIED_HERE if typed.value else ""
-        elif _is_valid(attribute, kind, typed):
-            attributes[attribute] = typed.value
         else:
-            problems.append(f"{key} cannot be {typed.value!r}; it is dropped")
+            attribute, kind = _OURS[key]
+            if attribute == "copied" and typed.type == "B":
+                attributes[attribute] = COPIED_HERE if typed.value else ""
+            elif _is_valid(attribute, kind, typed):
+                attributes[attribute] = typed.value
+            else:
+                problems.append(f"{key} cannot be {typed.value!r}; it is dropped")
     return attributes
+
+
+def _unpack(text: str, problems: list[str]) -> Iterable[tuple[str, Typed]]:
+    """Yield the properties of dropq that one property of a name has in place of them."""
+    for letter, value in re.findall(r"(.)([^A-Z]*)", text, re.DOTALL):
+        try:
+            key = _UNPACKED[letter]
+            yield key, Typed.read(_OURS[key][1], str(int(value, 36)) if letter == _PACKED["since"] else value)
+        except (KeyError, ValueError):
+            problems.append(f"{_PACK} cannot have {letter + value!r}; it is dropped")
 
 
 def _is_valid(attribute: str, kind: str, typed: Typed) -> bool:
@@ -325,8 +346,11 @@ _HEAD = frozenset(("id", "priority", "message_class", "properties"))
 _FROM_SENDER = _HEAD | {"expiration", "correlation_id", "reply_to", "type"}
 
 
-def write(name: Name, *, typed_replies: bool = False) -> str:
-    """Return the coded form of a name: ASCII, without trailing empty fields; ValueError for a number out of range."""
+def write(name: Name, *, typed_replies: bool = False, packed: Collection[str] = ()) -> str:
+    """Return the coded form of a name: ASCII, without trailing empty fields; ValueError for a number out of range.
+
+    The attributes that are `packed` share one property, as far as each is text that this can hold.
+    """
     if name.message_class not in CLASSES or len(name.message_class) != 1:
         raise ValueError(f"message class {name.message_class!r} is not one of {' '.join(CLASSES)}")
     if not is_int32(name.priority):
@@ -346,13 +370,28 @@ def write(name: Name, *, typed_replies: bool = False) -> str:
         written.append(f"JMSXDeliveryCountI={name.delivery_count}")
     for key, typed in name.properties.items():
         written.append(f"{encode(key)}{typed.type}={encode(typed.text)}")
-    attributes = name.__dict__
+    attributes, pack = name.__dict__, ""
     if not attributes.keys() <= _FROM_SENDER:
         for key, (attribute, letter) in _OURS.items():
             if attribute not in _WRITTEN_FIRST and (value := attributes.get(attribute)):
-                is_older = attribute == "copied" and value == COPIED_HERE
-                written.append(_COPIED_HERE if is_older else f"{key}{letter}={encode(Typed(letter, value).text)}")
+                text = Typed(letter, value).text
+                if attribute == "copied" and value == COPIED_HERE:
+                    written.append(_COPIED_HERE)
+                elif attribute in packed and _PACKED_VALUE(text):
+                    pack += _PACKED[attribute] + (_base36(value) if attribute == "since" else text)
+                else:
+                    written.append(f"{key}{letter}={encode(text)}")
+    if pack:
+        written.append(f"{_PACK}S={pack}")
     return f"{head}.{expiration}.{correlation}.{reply}.{kind}.{'&'.join(written)}".rstrip(".")
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits
 
 
 def file_name(name: Name, *, typed_replies: bool = False) -> str:
@@ -409,18 +448,27 @@ def claim_room(name: Name, most: int = NAME_MAX) -> int:
     return most - prefix + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
 
 
-def squeeze(name: Name) -> tuple[Name, list[str]]:
-    """Leave out counters and markers of a shortened name that is still too long, as only foreign programs write it."""
-    left_out = []
-    if name.generated and len(write(name)) > room(name):
+def squeeze(name: Name) -> tuple[str, dict[str, object]]:
+    """Return the text of a shortened name, which may still be too long, and what had to be left out of it.
+
+    Its counters and marks are packed into one property then: the credit, which others look for, only if it must be. So
+    nothing that dropq acts on is left out, but where other programs wrote large numbers.
+    """
+    left_out: dict[str, object] = {}
+    if len(text := write(name)) <= room(name):
+        return text, left_out
+    if name.generated:
         name = replace(name, copy="")  # the token of its new sidecar makes it unique
+    for packed in ((), _PACKED.keys() - {"via"}, _PACKED):
+        if len(text := write(name, packed=packed)) <= room(name):
+            return text, left_out
     for attribute in _DISPENSABLE:
-        if len(write(name)) <= room(name):
-            break
         if value := getattr(name, attribute):
-            left_out.append(f"{attribute} {value!r}")
+            left_out[attribute] = value
             name = replace(name, **{attribute: getattr(Name, attribute)})
-    return name, left_out
+            if len(text := write(name, packed=_PACKED)) <= room(name):
+                break
+    return text, left_out
 
 
 def bears(message_id: str) -> Callable[[str], bool]:
@@ -554,11 +602,11 @@ tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
 #: Matches a name, or a text with several, that may have a marker or a counter that only dropq writes.
 may_be_marked = re.compile(RESERVED).search
 #: Whether a name may say that copies were made, or that its root owns the message.
-may_be_copied = re.compile("JMS_dropq_copied").search
+may_be_copied = re.compile("JMS_dropq_(?:copied|all)").search
 may_be_owned = re.compile("JMS_dropq_ownedB=true").search
 #: Whether a name may say until when its message is delayed, that its holders died, or that its lease ran out.
 may_be_delayed = re.compile("_notBeforeL=").search
-may_have_deaths = re.compile("_diedI=").search
+may_have_deaths = re.compile("_diedI=|_allS=").search
 may_be_lapsed = re.compile("_lapsed").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
@@ -571,6 +619,7 @@ _WITH_ID = re.compile(_PRIORITY + r"\.(\d{16}-\d{10})(?:-\d+)?\.", re.ASCII).mat
 _SENT = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
 #: Finds the times of the names that `_SENT` matches; NUL comes before each name.
 _ALL_SENT = re.compile(r"\0-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?![^.\0])").findall
+_may_have_since = re.compile("JMS_dropq_(?:since|all)").search
 _SINCE = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
 _NOT_BEFORE = re.compile(r"[.&]JMS_dropq_notBeforeL=([0-9]{13})(?![^&.])").search
 _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
@@ -617,7 +666,7 @@ def since_at_a_glance(filename: str) -> int | None:
     """Return since when a message counts as waiting, in ms; None if that needs the parsed name."""
     own_name = split_claim(filename)[1]
     match = _SENT(own_name)
-    if match and "JMS_dropq_since" in own_name:
+    if match and _may_have_since(own_name):
         match = _SINCE(own_name)
     return int(match[1]) if match else None
 
@@ -625,7 +674,7 @@ def since_at_a_glance(filename: str) -> int | None:
 def sent_together(filenames: Sequence[str]) -> list[int] | None:
     """Return what `since_at_a_glance` returns for each name; None if one of them has to be looked at by itself."""
     text = "\0".join(["", *filenames])
-    times = [] if "~" in text or "JMS_dropq_since" in text else _ALL_SENT(text)
+    times = [] if "~" in text or _may_have_since(text) else _ALL_SENT(text)
     return list(map(int, times)) if len(times) == len(filenames) else None
 
 
@@ -664,7 +713,7 @@ def has_no_expiration(filename: str) -> bool:
 
 
 #: Matches a name that says why its message became a dead letter, and was not only bounced; it may have a claim prefix.
-is_letter = re.compile(f"{RESERVED}reasonS=(?!(?:bounced|overflow)(?:&|$))").search
+is_letter = re.compile(f"{RESERVED}(?:reasonS=|allS=[^&]*R)(?!(?:bounced|overflow)(?:[&A-Z]|$))").search
 
 
 def is_unique(own_name: str) -> bool:

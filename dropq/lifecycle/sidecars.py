@@ -110,14 +110,15 @@ class Sidecars:
             return text
         token = os.urandom(8).hex()
         short, content = names.shorten(self.whole(name), token, self._name_budget)
-        short, left_out = names.squeeze(short)
+        fits, left_out = names.squeeze(short)
         if left_out:
-            self.warn(text, [f"left out of the name, which would be too long to be claimed: {', '.join(left_out)}"])
+            said = ", ".join(f"{attribute} {value!r}" for attribute, value in left_out.items())
+            self.warn(text, [f"left out of the name, which would be too long to be claimed: {said}"])
         with error_context("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)
             self.make_known()
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
-        return names.file_name(short, typed_replies=self.typed_replies)
+        return fits
 
     def with_filename(self, name: Name, filename: str) -> Name:
         """Return a name with the property `filename`, unless its sender gave one; log it where that cannot be.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, Make, base, drop, names_in, reopened, take, where
+from helpers import FRESH, Clock, Make, base, drop, names_in, reopened, take, timed, where
 
-from dropq import Message, Typed
+from dropq import Message, Root, Typed
 from dropq.format import names
+from dropq.format.message_file import MessageFile
 from dropq.lifecycle.sidecars import collect
 from dropq.storage.files import Storage
 
@@ -263,3 +264,35 @@ def test_what_forbids_routes_survives_whatever_happens_to_the_message(
     queue.move(other)
     other.move(queue)
     taken().ack()
+
+
+def test_a_letter_that_was_moved_copied_and_given_back_in_part_keeps_its_clock_hops_and_copies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = timed(Root.create(tmp_path / "root"), FRESH)
+    work = root.create_queue("work", redelivery_delay=0, max_cancels=3)
+    audit, dead = root.create_queue("audit"), root.create_queue("dead")
+    source = root.create_queue("source", dead_letter_queue="dead", unroutable_after=0)
+    source.add_selector("never", to="work", filter="FALSE")
+    dead.add_selector("on", to="work")
+    work.add_selector("copy", to="audit", op="copy")
+    source.send("1\n2\n3\n", type="text", properties={"long": "x" * 200})
+    with work.subscribe() as consumer:  # so that it waits here, and is not unroutable again
+        for queue in (source, dead, work):
+            queue.route()
+        part = consumer.receive()
+        assert part is not None
+        next(part.records()).ack()
+        part.nack()
+        for _ in range(3):
+            assert work.route() == {}
+        (name,) = (MessageFile(file).name for file in names_in(work, "target"))
+        assert (name.first, name.cancels, name.hops) == (2, 1, 2)
+        assert name.since and name.copied and name.via and name.reason == "unroutable"
+        assert audit.counts()["target"] == 1
+        for _ in range(2):
+            part = consumer.receive()
+            assert part is not None
+            part.nack()
+    assert [message.reason["reason"] for message in work.browse("error") if message.reason] == ["max_cancels"]
+    assert "left out" not in caplog.text

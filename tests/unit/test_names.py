@@ -75,6 +75,8 @@ typed_values = st.one_of(
 senders_properties = st.dictionaries(
     some_text.filter(lambda name: not name.startswith("JMS")), typed_values, max_size=4
 )
+#: What is acted on, of all that dropq writes into a name.
+ACTED_ON = ("cancels", "died", "since", "hops", "copied", "via", "copy", "first", "delivery_count")
 counts = st.integers(0, (1 << 31) - 1)
 times = st.integers(0, (1 << 63) - 1)
 tokens = st.from_regex(r"[0-9a-z]{8,16}", fullmatch=True)
@@ -675,24 +677,52 @@ class TestTheBudget:
         )
     )  # fmt: skip
     def test_a_claim_has_room_for_every_name_however_large_its_values(self, name: Name) -> None:
-        fits, _ = squeeze(shorten(name, "0123456789abcdef")[0])
-        assert len(write(fits)) <= room(fits) <= 255
+        text, _ = squeeze(shorten(name, "0123456789abcdef")[0])
+        fits = parse(text)
+        assert len(text) <= room(fits) <= 255
         claimed = replace(fits, not_before=0)
         prefix = PREFIX_LIMIT - 10 + len(str(claimed.delivery_count + 1))
-        assert prefix + len(write(claimed)) <= 255
+        assert prefix + len(squeeze(claimed)[0]) <= 255
         assert (fits.meta, fits.delivery_count) == ("0123456789abcdef", name.delivery_count)
         assert fits.copy == name.copy or (fits.copy == "" and name.generated)
 
     @pytest.mark.parametrize("place", [{"first": (1 << 31) - 1}, {"record": (1 << 31) - 1}])
     def test_a_part_of_a_bundle_keeps_its_number_and_credit_in_the_longest_name(self, place: dict[str, Any]) -> None:
         name = Name("é" * 300, 9, "B", 10**13 - 1, delivery_count=99, cancels=99, copy="0123456789", hops=16, **place)
-        fits, _ = squeeze(shorten(replace(name, via="abcdef-0123456789", cut=99), "0123456789abcdef")[0])
+        fits = parse(squeeze(shorten(replace(name, via="abcdef-0123456789", cut=99), "0123456789abcdef")[0])[0])
         assert {key: getattr(fits, key) for key in place} == place
         assert (fits.via, fits.delivery_count) == ("abcdef-0123456789", 99)
 
     def test_what_fits_is_not_squeezed(self) -> None:
         short, _ = shorten(replace(parse(ALL_FIELDS), cancels=3, via="v", hops=2, since=5), "t0")
-        assert squeeze(short) == (short, [])
+        assert squeeze(short) == (write(short), {})
+
+    @pytest.mark.parametrize("more", [
+        {}, {"expiration": 10**13 - 1}, {"copy": "0123456789", "via": ""},
+        {"expiration": 10**13 - 1, "delivery_count": 12, "cancels": 9, "hops": 15},
+    ])  # fmt: skip
+    def test_what_dropq_acts_on_is_left_out_of_no_name_that_it_writes(self, more: dict[str, Any]) -> None:
+        marks = {
+            "via": "abcdef-0123456789", "hops": 2, "since": 10**13 - 1, "first": 2, "died": 1, "delivery_count": 1,
+            "copied": "0123456789abcdef", "reason": "unroutable", "cancels": 1, "records": 5, "replayed": True, **more,
+        }  # fmt: skip
+        text, left_out = squeeze(shorten(Name("x" * 300, **marks), "0123456789abcdef")[0])
+        assert {key: getattr(parse(text), key) for key in marks} | left_out == marks
+        assert left_out.keys() <= {"records", "replayed", "reason"}
+
+    def test_what_is_packed_is_read_with_what_is_not(self) -> None:
+        problems: list[str] = []
+        packed = "C3D2Sloyw3v28H4K0123456789abcdefVab-0"
+        name = parse(f"4.a.B.....JMS_dropq_diedI=7&JMS_dropq_allS={packed}", problems=problems)
+        assert (name.cancels, name.died, name.since, name.hops) == (3, 7, 1700000000000, 4)
+        assert (name.copied, name.via, problems) == ("0123456789abcdef", "ab-0", [])
+
+    @pytest.mark.parametrize("text", ["C", "Cx", "c3", "X3", "3", "K../../x", "D-1"])
+    def test_what_cannot_be_unpacked_is_dropped_and_said(self, text: str) -> None:
+        problems: list[str] = []
+        name = parse(f"4.a.B.....JMS_dropq_allS={encode(text)}H2", problems=problems)
+        assert name == Name("a", hops=2)
+        assert len(problems) == 1 and "dropped" in problems[0]
 
     def test_a_name_with_every_counter_still_leaves_room_for_a_claim(self) -> None:
         name = Name(
