@@ -10,6 +10,7 @@ from functools import cached_property
 from dropq.config.load import load_queue, load_root
 from dropq.errors import ConfigError, Unavailable
 from dropq.format.message_file import MessageFile
+from dropq.format.names import may_be_marked
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
 from dropq.policies.matching import REMEMBERED, belonging, deciding, matcher
@@ -88,13 +89,27 @@ class FilterRest:
         # RACE: a second file may have taken the name since.
         return self._is_same and max(self._came(file), self._changed) + self._patience <= now
 
+    def is_intruder(self, file: MessageFile) -> bool:
+        """Return whether a waiting message came into a subscription or a view against its filter.
+
+        Only other programs put such in. What dropq wrote a mark into, or what came before the configuration was
+        changed, or less than `unroutable_after` later, may have been let in by another filter.
+        """
+        if may_be_marked(file.filename) or file.delivery_count or not self.keeps_out(file):
+            return False
+        if time.monotonic() >= self._read_until:
+            self._read_configuration()
+        return self._is_same and self._came(file) >= self._changed + self._patience
+
     def _came(self, file: MessageFile) -> int:
         return reading.changed_ms(f"{self._context.layout.target}/{file.filename}", gone=0)
 
     def _read_configuration(self) -> None:
         """Look when the configuration was changed, and whether it says what it said when the queue was opened."""
         layout, root = self._context.layout, self._context.root.layout
-        files = layout.config_file, root.config_file
+        files = [layout.config_file, root.config_file]
+        if layout.is_subscription:
+            files.append(f"{layout.topic}/queue.toml")  # it has the defaults
         self._changed = max(reading.changed_ms(path, gone=0) for path in (*files, *map(os.path.realpath, files)))
         try:
             said = load_queue(self._context.name, load_root(root.config_file), root.config_file, layout)

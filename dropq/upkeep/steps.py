@@ -34,7 +34,7 @@ from dropq.lifecycle.sidecars import collect
 from dropq.lifecycle.transfers import other_host, stalled
 from dropq.policies import barrier
 from dropq.policies.build import view_of
-from dropq.policies.matching import deciding
+from dropq.policies.filter_rest import FilterRest
 from dropq.queue import stream_journal
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
@@ -401,15 +401,15 @@ def _carry(sweep: Sweep) -> Iterator[None]:
 
 
 def _drop_unwanted(sweep: Sweep) -> Iterator[None]:
-    """Archive messages that do not match the subscription's filter; nobody receives them."""
+    """Archive what another program put into a subscription against its filter; nobody receives it."""
     context = sweep.context
     if not context.layout.is_subscription or context.config.filter is None:
         return
-    wants = deciding(context.config.filter, context, "target", context)
+    rest = FilterRest(context)
     claims, owners = Claims(context), claim_owners(f"filter-{secrets.token_hex(5)}")
     for file in view_of(context).files():
         yield
-        if wants(file) is False and (
+        if rest.is_intruder(file) and (
             claim := claims.claim(file, next(owners), lease_end(context.clock, UNWANTED_LEASE))
         ):
             with suppress(LeaseLost):

@@ -216,3 +216,18 @@ def test_health_tells_what_is_about_to_be_put_aside_and_calls_no_queue_jammed(qu
     (note,) = queue.health().notes
     assert note.kind == "filtered"
     assert "after 1h, by unroutable_after, consumers put aside in error/ what waits" in note.message
+
+
+def test_what_is_left_of_a_bundle_passes_the_filter_that_let_the_bundle_in(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"message_type": "text", "filter": "/ LIKE 'ERROR'", "filter_rest": "error"}
+    queue = make_queue(tmp_path / "root", timing=FRESH, unroutable_after=0, **asked)
+    queue.send("ERROR 1\n2\n3\n", type="text")
+    queue.send("no match", type="text")
+    with queue.subscribe() as first:
+        next(first.records()).ack()
+    with queue.subscribe() as second:
+        message = second.receive()
+        assert message is not None and message.body == b"2\n3\n"
+        message.ack()
+        assert second.receive() is None
+    assert in_error(queue) == ["no match"]

@@ -537,14 +537,50 @@ def test_a_filter_that_was_broken_by_hand_holds_the_topic_and_says_where(
 
 def test_what_another_program_put_in_against_a_filter_is_archived_undelivered(root: Root) -> None:
     topic = root.create_topic("a")
-    copies = topic.create_subscription("s", client_id="c", filter="JMSPriority > 5")
+    copies = topic.create_subscription("s", client_id="c")
+    configure(copies, 'filter = "JMSPriority > 5"\nunroutable_after = 0\n')
+    copies = opened(root).queue("a/s.c")
     for priority in (9, 1):
         drop(copies, f"{priority}.1700000000000000-000000000{priority}.T", str(priority).encode())
     assert received(copies) == [b"9"], "a consumer is not handed it either"
     drop(copies, "9.1700000000000000-0000000007.T", b"7")
-    assert opened(root).queue("a/s.c").sweep().unwanted == 1
+    assert copies.sweep().unwanted == 1
     assert where(copies) == {"target": [b"7"], "processed": [b"1", b"9"]}
     assert "1.1700000000000000-0000000001.T" in names_in(copies, "processed"), "it was not delivered"
+
+
+def test_what_waits_when_a_filter_is_changed_stays_until_the_filter_matches_it_again(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c", filter="JMSPriority > 5")
+    right = Path(copies.layout.config_file).read_text()
+    topic.publish(b"1", priority=6)
+    configure(copies, right.replace("> 5", "> 6"))
+    late = opened(root).queue("a/s.c")
+    assert received(late) == []
+    drop(copies, "6.1700000000000000-0000000001.T", b"2")
+    assert late.sweep().unwanted == 0, "it may have been sent by the filter of before"
+    assert [said.why for said in late.explain()] == ["filter", "filter"]
+    configure(copies, right)
+    assert received(opened(root).queue("a/s.c")) == [b"2", b"1"]
+
+
+def test_a_filter_of_a_subscription_does_not_look_again_at_what_it_let_in(root: Root) -> None:
+    topic = root.create_topic("a", message_type="text")
+    copies = topic.create_subscription("s", client_id="c", filter="/ LIKE 'ERROR' AND NOT JMSRedelivered")
+    configure(copies, Path(copies.layout.config_file).read_text() + "redelivery_delay = 0\nunroutable_after = 0\n")
+    topic.publish("ERROR 1\n2\n3\n", type="text")
+    copies = opened(root).queue("a/s.c")
+    with copies.subscribe() as first:
+        next(first.records()).ack()
+    assert copies.sweep().unwanted == 0
+    with copies.subscribe() as second:
+        message = second.receive()
+        assert message is not None and message.body == b"2\n3\n"
+        message.nack()
+        assert copies.sweep().unwanted == 0
+        assert bodies(copies) == [b"2\n3\n"]
+        again = second.receive()
+        assert again is not None and again.delivery_count == 2
 
 
 # -- room ----------------------------------------------------------------------------------------------------------
