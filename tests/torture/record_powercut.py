@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from helpers import AT_ONCE, timed
+
 from dropq import Message, Queue, Root
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
@@ -117,7 +119,7 @@ def _records(message: Message) -> Iterator[tuple[str, str]]:
 
 def inspect(disk: Path) -> dict[str, Any]:
     """Sweep, and tell where each record lies; then settle all that waits, and tell it again."""
-    queue = Root(disk / "root").queue("q")
+    queue = timed(Root(disk / "root"), AT_ONCE).queue("q")
     queue.sweep(unleased_older_than=0)
     first = [(state, *found) for state in STATES for message in queue.browse(state) for found in _records(message)]
     with queue.subscribe() as subscription:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,7 +60,8 @@ def work(disk: Path, seed: int) -> None:
             topic.publish(content)
         else:
             _by_script(Path(topic.queue.layout.working), Path(topic.queue.layout.target), name, content)
-            distributor.run()
+            while not distributor.run():  # it settles first
+                time.sleep(max(distributor.settles_at / 1000 - time.time(), 0))
         say(f"sent {name}")
 
 
