@@ -190,6 +190,39 @@ def test_every_end_of_a_message_frees_the_credits_of_each_hop(root: Root, end: s
     assert granted(first) == granted(second) == {"on": 0}
 
 
+@pytest.fixture
+def to_subscription(root: Root) -> tuple[Queue, Queue, Queue]:
+    """Move a message to a subscription, whose names have room for its long id, through two queues, whose names have not."""
+    root.create_topic("topic").subscribe("sub", client_id="client").close()
+    first, second = chain(root, "first", "second")
+    second.add_selector("on", to="topic/sub.client")
+    first.send("a", message_id="i" * 85)
+    run(first, second)
+    return first, second, root.queue("topic/sub.client")
+
+
+def test_the_end_of_a_message_frees_its_credits_where_its_name_has_the_whole_of_a_long_id(
+    to_subscription: tuple[Queue, Queue, Queue],
+) -> None:
+    first, second, third = to_subscription
+    assert granted(first) == granted(second) == {"on": 1}
+    assert take(third) == "a"
+    assert granted(first) == granted(second) == {"on": 0}
+
+
+def test_a_message_of_a_long_id_keeps_its_credits_on_its_way_from_a_subscription(
+    root: Root, to_subscription: tuple[Queue, Queue, Queue]
+) -> None:
+    first, second, third = to_subscription
+    fourth = root.create_queue("fourth")
+    third.add_selector("on", to="fourth")
+    assert third.route() == {"on": 1}
+    first.sweep()
+    assert granted(first) == granted(second) == granted(third) == {"on": 1}
+    assert second.remove_selector("on")
+    assert (bodies(second), bodies(fourth)) == (["a"], [])
+
+
 # -- what was lost is found ----------------------------------------------------------------------------------------
 
 
