@@ -192,7 +192,7 @@ def test_every_end_of_a_message_frees_the_credits_of_each_hop(root: Root, end: s
 
 @pytest.fixture
 def to_subscription(root: Root) -> tuple[Queue, Queue, Queue]:
-    """Move a message to a subscription, whose names have room for its long id, through two queues, whose names have not."""
+    """Move a message to a subscription, whose names have room for its long id, through queues whose names have not."""
     root.create_topic("topic").subscribe("sub", client_id="client").close()
     first, second = chain(root, "first", "second")
     second.add_selector("on", to="topic/sub.client")
