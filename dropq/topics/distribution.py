@@ -373,7 +373,7 @@ class Distributor:
         sidecars = self.context.sidecars
         name = naming.without_envelope(self.context, sidecars.parse(claim.own_name).unmarked)
         name = replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
-        return sidecars.fit(replace(name, via="", from_client=""))
+        return sidecars.fit(naming.without_sender(self.context, replace(name, via="")))
 
     def _writer(
         self, claim: Claim, body: Body, receivers: Sequence[Receiver]
