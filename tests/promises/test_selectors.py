@@ -1318,6 +1318,42 @@ def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(roo
     assert bodies(source) == ["a"]
 
 
+def test_a_selector_that_a_script_made_again_is_not_removed_before_what_the_first_moved_is_back(root: Root) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    source.send("a")
+    source.route()
+    folder, home = Path(source.layout.selectors), away(goal)
+    assert not registry.remove(source.context, "on", patience=0.0)
+    root.create_queue("near")
+    source.send("b")
+    (root.path / "on.toml").write_text('to = "near"\n')
+    (root.path / "on.toml").rename(folder / "on.toml")
+    assert source.route() == {"on": 1}
+    with pytest.raises(Unavailable, match="an earlier selector on of queue source is being removed"):
+        source.remove_selector("on")
+    home.rename(goal.layout.home)
+    source.sweep()
+    assert (bodies(source), os.listdir(folder)) == (["a"], ["on.toml"])
+    assert source.remove_selector("on")
+    assert (sorted(bodies(source)), os.listdir(source.layout.credits)) == (["a", "b"], [])
+
+
+def test_a_selector_is_not_made_beside_one_whose_removal_begins_meanwhile(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = chain(root, "source", "goal")
+    folder, reserve = Path(source.layout.selectors), registry.selectors.reserve_token
+
+    def reserved(*arguments: Any) -> str:
+        (folder / ".new.removed").touch()
+        return reserve(*arguments)
+
+    monkeypatch.setattr(registry.selectors, "reserve_token", reserved)
+    with pytest.raises(QueueExists, match="is being removed"):
+        source.add_selector("new", to="goal")
+    assert sorted(os.listdir(folder)) == [".new.removed", "on.toml"]
+
+
 # -- queues that are away ----------------------------------------------------------------------------------------------
 
 
