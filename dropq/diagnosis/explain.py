@@ -143,6 +143,7 @@ class _Snapshot:
                 means = "keeps what is published from being distributed"
             return Decision(False, "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it")
         if due := self._context.settling.settles_at(file):
+            self._ahead += 1
             return Decision(False, "settling", self._settling(), until=due)
         if file.name.id in self._acks and early_acks.applies(self._context, file):
             text = "its ack came before it: the next consumer archives it, and does not get it"
