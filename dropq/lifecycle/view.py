@@ -138,7 +138,7 @@ class TargetView:
         return bool(keyed)
 
     def unsettled_before(self, file: MessageFile) -> int:
-        """Return how many of the files that the last listing left out come before a message in the order of delivery."""
+        """Return how many of the files that the last listing left out come before a message in order of delivery."""
         end, found = self._order(file), 0
         for name in self.unsettled:
             left_out = self._sidecars.file(name, self._folder)
