@@ -174,11 +174,13 @@ class _Snapshot:
         return Decision(False, "selector", plan.detail)
 
     def _published(self, distributor: Distributor, file: MessageFile) -> Decision:
+        if self._topic_waits is None and (routed := self._routed(file)) is not None:
+            return routed
         found = self._topic_waits or distributor.decide(file)
         if not found.allowed:
             self._topic_waits = found
             return replace(found, detail=f"the topic waits: {found.detail}")
-        return self._routed(file) or found
+        return found
 
     def _settling(self) -> str:
         patience = f"{self._context.settling.patience:g} s"

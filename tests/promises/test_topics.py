@@ -589,6 +589,20 @@ def test_a_full_subscription_holds_the_topic_until_it_has_room(root: Root, caplo
     assert bodies(every) == [b"1", b"2"]
 
 
+def test_a_route_of_a_topic_takes_what_waits_first_whatever_room_receivers_have(root: Root) -> None:
+    topic, _, _ = full(root, "max_unprocessed = 1\n")
+    assert not topic.publish(b"waits").distributed
+    add_route(topic.queue, "urgent", "JMSPriority > 6")
+    topic = opened(root).topic("a")
+    topic.queue.pause()
+    assert not topic.publish(b"urgent", priority=9).distributed
+    topic.queue.resume()
+    assert [one.why for one in topic.queue.explain()] == ["route", "receiver"]
+    assert "a/small.c is full" not in str(health(topic.queue))
+    topic.queue.route()
+    assert (topic.queue.routed(), bodies(topic.queue)) == ({"urgent": 1}, [b"waits"])
+
+
 def test_a_publish_with_a_timeout_waits_for_a_full_subscription(root: Root) -> None:
     topic, small, every = full(root, "max_unprocessed = 1\n")
     consumer = threading.Thread(target=lambda: received(small))
