@@ -19,7 +19,6 @@ from dropq.carrier.carriers import Carriers
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
-from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -280,7 +279,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     via = via_of(file)
     said = None if via is None else credits.find(context.root.layout, via)
     known = None if via is None else credits.queue_of(context.root.layout, via.token)
-    if via is None or known is None or said is None or said.to != context.name or not names.bears(said.id)(file):
+    if via is None or known is None or said is None or not credits.led_here(context, said, file):
         return False
     source = open_queue(context.root, known[0])
     with _locked(source, said.below) as locked:

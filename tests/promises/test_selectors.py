@@ -122,6 +122,21 @@ def test_a_chain_under_back_pressure_holds_as_many_messages_downstream_as_credit
     assert waiting(first, second, third) == [0, 0, 0]
 
 
+def test_a_chain_through_a_link_to_a_queue_holds_no_more_than_its_credits(root: Root) -> None:
+    first, second, third = (root.create_queue(name) for name in ("first", "second", "third"))
+    (root.path / "link").symlink_to("second")
+    first.add_selector("on", to="link")
+    second.add_selector("on", to="third", credit=9)
+    for body in ("1", "2"):
+        first.send(body)
+    run(first, second)
+    first.sweep()
+    run(first, second)
+    assert (waiting(first, second, third), granted(first)) == ([1, 0, 1], {"on": 1})
+    assert first.remove_selector("on")
+    assert waiting(first, second, third) == [2, 0, 0]
+
+
 def test_a_diamond_meets_again_and_each_way_has_its_own_credits(root: Root) -> None:
     start, left, right, end = (root.create_queue(name) for name in ("start", "left", "right", "end"))
     start.add_selector("left", to="left", credit=3)
@@ -1342,13 +1357,13 @@ def test_a_selector_is_not_made_beside_one_whose_removal_begins_meanwhile(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = chain(root, "source", "goal")
-    folder, reserve = Path(source.layout.selectors), registry.selectors.reserve_token
+    folder, reserve = Path(source.layout.selectors), selectors.reserve_token
 
     def reserved(*arguments: Any) -> str:
         (folder / ".new.removed").touch()
         return reserve(*arguments)
 
-    monkeypatch.setattr(registry.selectors, "reserve_token", reserved)
+    monkeypatch.setattr(selectors, "reserve_token", reserved)
     with pytest.raises(QueueExists, match="is being removed"):
         source.add_selector("new", to="goal")
     assert sorted(os.listdir(folder)) == [".new.removed", "on.toml"]
