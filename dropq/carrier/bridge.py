@@ -501,17 +501,18 @@ class _Crossing:
                 return
             if self._seen[_key(file)] > before or not may_move(file) or has_expired(theirs, file):
                 continue
-            if not file.plain and names.is_temporary(file.name.reply_to or ""):
-                continue  # the answer could not come back: its requester's queue is of its root alone
             if belongs is not None and not belongs(file):
                 continue
             if own.config.filter is not None and not test(own.config.filter, file):
                 continue
             takers = (want for want, left in asked.items() if left and (not want.filter or test(want.filter, file)))
-            if (taker := next(takers, None)) is not None:
-                asked[taker] -= 1
-                missing -= 1
-                yield file, taker.subscription
+            if (taker := next(takers, None)) is None:
+                continue
+            if not file.plain and names.is_temporary(theirs.sidecars.full(file.name).reply_to or ""):
+                continue  # the answer could not come back: its requester's queue is of its root alone
+            asked[taker] -= 1
+            missing -= 1
+            yield file, taker.subscription
 
     def _asked(self, wants: list[Wanted]) -> dict[Wanted, int]:
         """Return how many messages each subscription gets now: its free backlog, doubled when it took all that came."""

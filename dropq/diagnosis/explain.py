@@ -143,6 +143,7 @@ class _Snapshot:
                 means = "keeps what is published from being distributed"
             return Decision(False, "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it")
         if due := self._context.settling.settles_at(file):
+            self._ahead += 1
             return Decision(False, "settling", self._settling(), until=due)
         if file.name.id in self._acks and early_acks.applies(self._context, file):
             text = "its ack came before it: the next consumer archives it, and does not get it"
@@ -161,15 +162,25 @@ class _Snapshot:
         if self._distributor is not None:
             return self._published(self._distributor, file)
         routed = self._routed(file)
-        sent_on = routed or self._selected(file)
-        return self._behind_barrier(file, routed) or self._over_backlog() or sent_on or self._ready(file)
+        plan = None if routed else self._forecast.of(file)
+        kept = self._behind_barrier(file, routed) or self._over_backlog()
+        if kept is not None:
+            sent_on = routed or plan
+            if kept.allowed or sent_on is None or sent_on.why in ("leave", "stay"):
+                return kept
+            return replace(kept, detail=f"{kept.detail}; {sent_on.detail}")  # routers pass by what keeps consumers back
+        if plan is None or plan.why == "leave" or self._alive:  # a consumer may be first
+            return routed or self._ready(file)
+        return Decision(False, "selector", plan.detail)
 
     def _published(self, distributor: Distributor, file: MessageFile) -> Decision:
+        if self._topic_waits is None and (routed := self._routed(file)) is not None:
+            return routed
         found = self._topic_waits or distributor.decide(file)
         if not found.allowed:
             self._topic_waits = found
             return replace(found, detail=f"the topic waits: {found.detail}")
-        return self._routed(file) or found
+        return found
 
     def _settling(self) -> str:
         patience = f"{self._context.settling.patience:g} s"
@@ -202,11 +213,6 @@ class _Snapshot:
             return None
         movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
         return Decision(False, "route", f"it goes to route {route.name}: {movers}")
-
-    def _selected(self, file: MessageFile) -> Decision | None:
-        """Return the selector that a message waits for, or that takes it; None where a consumer may be first."""
-        plan = self._forecast.of(file)
-        return None if plan.why == "leave" or self._alive else Decision(False, "selector", plan.detail)
 
     def _ready(self, file: MessageFile) -> Decision:
         rivals = () if self._turns is None else (one.subscription for one in self._turns.rivals(file))

@@ -59,9 +59,19 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
     """
     via = via_of(file)
     said = None if via is None else find(context.root.layout, via)
-    if via is None or said is None or said.to != context.name or not names.bears(said.id)(file):
+    if via is None or said is None or not led_here(context, said, file):
         return ()
     return (via, *said.below)
+
+
+def led_here(context: QueueContext, said: Credit, file: str) -> bool:
+    """Return whether a credit was spent on a message, and led it to this queue, by whichever of its addresses."""
+    if not names.bears(said.id)(file):
+        return False
+    if said.to == context.name:
+        return True
+    layout = layout_of(context.root.layout, said.to)
+    return layout is not None and os.path.samefile(layout.base, context.layout.base)
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:

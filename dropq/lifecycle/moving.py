@@ -415,9 +415,8 @@ class Moves(OfQueue):
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:
         """Send a copy of an archived message to a subscription, for its first delivery; its expiration stays."""
         name = naming.without_envelope(self.context, self._sidecars.parse(filename))
-        name = replace(naming.uncounted(name), via="")
-        name = replace(name, lapsed="", from_client="", copied="", since=to.root.ids.moment(name.id))
-        return self._copy_to(filename, to, name)
+        name = replace(naming.uncounted(name), via="", lapsed="", copied="", since=to.root.ids.moment(name.id))
+        return self._copy_to(filename, to, naming.without_sender(self.context, name))
 
     def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
         if to.sidecars.folder != self._sidecars.folder:

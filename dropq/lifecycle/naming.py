@@ -101,6 +101,12 @@ def without_envelope(context: QueueContext, name: Name) -> Name:
     return replace(context.sidecars.whole(name), origin="", reason="") if name.reason else name
 
 
+def without_sender(context: QueueContext, name: Name) -> Name:
+    """Return a name that does not say which client published its message."""
+    full = context.sidecars.full(name)
+    return replace(full, from_client="") if full.from_client else name
+
+
 def stays_copied(context: QueueContext, name: Name, to: QueueContext) -> str:
     """Return the mark for copies that were made, for a message that goes to a queue: "" unless it is this queue."""
     return name.copied if to.layout.home == context.layout.home else ""

@@ -137,6 +137,19 @@ class TargetView:
         self.view = self._all_as_files(self._in_order(keyed))
         return bool(keyed)
 
+    def unsettled_before(self, file: MessageFile) -> int:
+        """Return how many of the files that the last listing left out come before a message in order of delivery."""
+        end, found = self._order(file), 0
+        for name in self.unsettled:
+            left_out = self._sidecars.file(name, self._folder)
+            try:
+                left_out.arrival = reading.changed_ms(f"{self._folder}/{name}")
+            except FileNotFoundError:
+                found += 1  # RACE: a script has just taken it: the next listings tell whether it is settled
+            else:
+                found += self._order(left_out) < end
+        return found
+
     def _show(self, *, behind: Key | None) -> None:
         started = time.monotonic()
         is_late = reading.on_nfs(self._folder)

@@ -180,7 +180,7 @@ class Admission:
             offers.put_back(first)
             is_first = first.filename == barrier.filename
             if is_first or again:
-                policies.hand_out(barrier, 0 if is_first else 1)
+                policies.hand_out(barrier, offers.settling_before(first) if is_first else 1)
         return True
 
     def after_others(self, attempt: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:

@@ -144,6 +144,11 @@ class Offers:
         due = min(self._target.unsettled.values(), default=None)
         return math.inf if due is None else (due - self._context.clock.now_ms()) / 1000
 
+    def settling_before(self, file: MessageFile) -> int:
+        """Return how many such files come before a message in the order of delivery."""
+        with error_context(UNTOUCHED):
+            return self._target.unsettled_before(file)
+
     def look_for_change(self) -> None:
         """Ask whether target/ is as empty as it was."""
         with untouched(self._context):

@@ -132,7 +132,8 @@ class Mover:
                     return one.no_credit
                 below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
                 copied = is_copied(self._context.layout.private, file.name)
-                one.spend(via, Credit(file.name.id, destination.context.name, below, copied=copied))
+                id = context.sidecars.full(file.name).id  # a longer name, as in a subscription, has no stand-in for it
+                one.spend(via, Credit(id, destination.context.name, below, copied=copied))
             try:
                 gone = self._moves.move_on(file, destination.context, via) is None
             except DropqError:

@@ -19,7 +19,6 @@ from dropq.carrier.carriers import Carriers
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
-from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -61,17 +60,12 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     path = selectors.path_of(context, name)
     selector = files.check(name, options, f"selector {name}", queue=context.name)
     with context.error_context("the selector was not made"):
-        is_removed = name in removed_in(context)
+        _refuse_while_removed(context, name)
         present, _ = selectors.read(context)
         if selector.to is not None:
             open_queue(context.root, selector.to)
             if circle := _circle_by(context, selector):
                 raise ConfigError(f"selector {name}: {circle}; nothing was changed")
-    if is_removed:
-        raise QueueExists(
-            f"selector {name} of queue {context.name} is being removed, and what it moved is on its way back: `dropq "
-            f"selector rm {context.name} {name}` waits for that, or any sweep does it; nothing was changed"
-        )
     for other in present:
         if _exclude_each_other(other, selector):
             raise QueueExists(
@@ -87,6 +81,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         context.storage.write_new(temporary, files.text(selector).encode())
         try:
             with _sole_writer(context):
+                _refuse_while_removed(context, name)  # RACE: a removal begins under this lock, too
                 _remove_reservation(context, path)
                 context.storage.move(temporary, path)
         except FileExistsError as error:
@@ -115,6 +110,14 @@ def _sole_writer(context: QueueContext) -> Iterator[None]:
         if not locked:
             raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
         yield
+
+
+def _refuse_while_removed(context: QueueContext, name: str) -> None:
+    if name in removed_in(context):
+        raise QueueExists(
+            f"selector {name} of queue {context.name} is being removed, and what it moved is on its way back: `dropq "
+            f"selector rm {context.name} {name}` waits for that, or any sweep does it; nothing was changed"
+        )
 
 
 def _remove_reservation(context: QueueContext, path: str) -> None:
@@ -159,13 +162,18 @@ def _exclude_each_other(one: Selector, other: Selector) -> bool:
 def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> bool:
     """Remove a selector, and bring back what it moved and nobody settled; return False if others must finish that.
 
-    NoSuchQueue if the queue has no such selector; Unavailable, and nothing was changed, while another process keeps the
-    policy lock.
+    NoSuchQueue if the queue has no such selector. Unavailable, and nothing was changed, while another process keeps the
+    policy lock, or while an earlier selector of the name is being removed beside one that a script put there.
     """
     files.check_name(name)
     path = selectors.path_of(context, name)
     with context.error_context("the selector was not removed"), _sole_writer(context):
         if reading.exists(path):
+            if name in removed_in(context):
+                raise Unavailable(
+                    f"an earlier selector {name} of queue {context.name} is being removed, and what it moved is on its "
+                    f"way back: `dropq sweep {context.name}` goes on with that; nothing was changed"
+                )
             context.storage.rename(path, _removed(context, name))
             context.storage.sync(context.layout.selectors)
         elif not reading.exists(_removed(context, name)):
@@ -271,7 +279,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     via = via_of(file)
     said = None if via is None else credits.find(context.root.layout, via)
     known = None if via is None else credits.queue_of(context.root.layout, via.token)
-    if via is None or known is None or said is None or said.to != context.name or not names.bears(said.id)(file):
+    if via is None or known is None or said is None or not credits.led_here(context, said, file):
         return False
     source = open_queue(context.root, known[0])
     with _locked(source, said.below) as locked:

@@ -240,8 +240,11 @@ class Distributor:
     def what_blocks(self) -> str:
         """Return why the first message that waits cannot be distributed now; "" if it can, or no message waits."""
         first = next(view_of(self.context).files(), None)
-        found = None if first is None else self.decide(first)
-        return "" if found is None or found.allowed else found.detail
+        self._routes.refresh()
+        if first is None or self._is_to_be_routed(first):
+            return ""
+        found = self.decide(first)
+        return "" if found.allowed else found.detail
 
     def _block(self, why: str) -> None:
         self.blocked_by = why
@@ -267,15 +270,17 @@ class Distributor:
         """Claim a message that waits, and distribute it; return whether all receivers have it, None after a lost race.
 
         It asks for filters and room before the claim, so that a message that cannot be distributed now is Unavailable,
-        and not touched. `again` says whether another message was distributed just before.
+        and not touched; unless a route takes it. `again` says whether another message was distributed just before.
         """
-        asked = self._receivers.latest() if again else self._receivers.now()
-        try:
-            chosen = self._chosen(asked, file, "target")
-        except Unavailable:
-            if not self._is_closed(file):
-                raise
-            asked, chosen = [], []  # a filter cannot read it: claim it, and find that again
+        asked, chosen = list[Receiver](), list[Receiver]()
+        if not self._is_to_be_routed(file):
+            asked = self._receivers.latest() if again else self._receivers.now()
+            try:
+                chosen = self._chosen(asked, file, "target")
+            except Unavailable:
+                if not self._is_closed(file):
+                    raise
+                asked, chosen = [], []  # a filter cannot read it: claim it, and find that again
         self._show()
         claim = self._claims.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
@@ -342,6 +347,10 @@ class Distributor:
                 return done
             asked = standing
 
+    def _is_to_be_routed(self, file: MessageFile) -> bool:
+        """Return whether a route takes a message that waits."""
+        return next(self._routes.taking(file, file.own_name), None) is not None
+
     def _is_routed(self, claim: Claim) -> bool:
         """Move a claimed message into the folder of the first route that takes it; return whether one did."""
         waited = MessageFile(claim.own_name, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
@@ -373,7 +382,7 @@ class Distributor:
         sidecars = self.context.sidecars
         name = naming.without_envelope(self.context, sidecars.parse(claim.own_name).unmarked)
         name = replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
-        return sidecars.fit(replace(name, via="", from_client=""))
+        return sidecars.fit(naming.without_sender(self.context, replace(name, via="")))
 
     def _writer(
         self, claim: Claim, body: Body, receivers: Sequence[Receiver]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from actors import finish, said, start
 from children import unprivileged
-from helpers import Clock, base, make_queue, names_in, reopened, take
+from helpers import Clock, add_route, base, make_queue, names_in, reopened, take
 
 from dropq import Queue, StorageError
 from dropq.cli import main as cli
@@ -124,6 +124,32 @@ def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pat
         assert (explained.message.text, explained.why, explained.holders) == ("b", "barrier", (other.id,))
         (explained,) = queue.explain("processing")
         assert (explained.message.text, explained.why, explained.holders) == ("sync", "barrier", (other.id,))
+
+
+def test_a_barrier_and_what_is_behind_it_say_which_selector_takes_them_all_the_same(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    goal = queue.root.create_queue("goal")
+    for body, type in (("a", None), ("sync", "sync"), ("b", None)):
+        queue.send(body, type=type)
+    queue.add_selector("on", to="goal", credit=2)
+    with reopened(queue).subscribe() as subscription:
+        assert subscription.receive() is not None
+        assert why(queue, "target") == [("sync", "barrier"), ("b", "barrier")]
+        assert [detail.rpartition("; ")[2] for detail in details(queue)[:2]] == [
+            "the next router moves it to goal by selector on"
+        ] * 2
+        assert queue.route() == {"on": 2}
+    assert [message.text for message in goal.browse()] == ["sync", "b"]
+
+
+def test_a_message_behind_a_barrier_says_which_route_takes_it_all_the_same(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    add_route(queue, "urgent", "JMSPriority > 6")
+    queue.send("sync", type="sync")
+    queue.send("b", priority=9)
+    assert why(queue) == [("sync", "barrier"), ("b", "barrier")]
+    assert "; it goes to route urgent: " in details(queue)[1]
+    assert queue.route() == {"urgent": 1}
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,10 @@ def test_to_want_again_replaces_no_file(pair: tuple[Queue, Queue]) -> None:
     assert not file.exists()
 
 
-def test_a_request_stays_where_its_answer_can_come_back(pair: tuple[Queue, Queue]) -> None:
+@pytest.mark.parametrize("text", ["short", "so long that the return address stands in a sidecar" * 3])
+def test_a_request_stays_where_its_answer_can_come_back(pair: tuple[Queue, Queue], text: str) -> None:
     a, b = pair
-    a.send(b"question", reply_to="temp-1795383089375000-7523895424")
+    a.send(b"question", reply_to="temp-1795383089375000-7523895424", properties={"text": text})
     a.send(b"x")
     with wanting(b):
         assert bridged(b, "a") == 1
@@ -474,6 +475,12 @@ def test_of_a_group_local_queue_nobody_gets_a_message_before_its_initial_owner(
     c.requeue()
     assert {one.why for one in c.explain()} == {"ready"}
     assert bridged(o, "c") == 0
+
+
+def test_a_request_too_goes_to_the_initial_owner_of_a_group_local_queue(group: tuple[Queue, Queue, Queue]) -> None:
+    o, c, _ = group
+    c.send(b"question", reply_to="temp-1795383089375000-7523895424")
+    assert (bridged(o, "c"), bodies(o)) == (1, [b"question"])
 
 
 def test_what_is_marked_hides_nothing_from_the_initial_owner(group: tuple[Queue, Queue, Queue]) -> None:

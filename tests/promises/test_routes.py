@@ -452,6 +452,19 @@ def test_a_barrier_that_a_route_takes_goes_there_and_holds_nothing_back(make: Ma
     assert list(routed(queue).values()) == [b"barrier"]
 
 
+def test_a_barrier_that_a_route_takes_does_not_wait_for_what_is_held_before_it(make: Make) -> None:
+    queue = make(timing=FRESH, barrier_expression="JMSType = 'barrier'")
+    add_route(queue, "hi", "JMSPriority > 6")
+    queue.send("before")
+    queue.send("barrier", type="barrier", priority=9)
+    queue.send("behind")
+    with queue.subscribe() as first, queue.subscribe() as second:
+        assert first.receive() is not None
+        behind = second.receive()
+        assert behind is not None and behind.text == "behind"
+    assert list(routed(queue).values()) == [b"barrier"]
+
+
 def test_a_worker_a_batch_and_a_task_route_what_they_take(q: Queue) -> None:
     q.send_many([{"body": "u", "priority": 9}, "a"])
     handled: list[str] = []

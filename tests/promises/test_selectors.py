@@ -122,6 +122,21 @@ def test_a_chain_under_back_pressure_holds_as_many_messages_downstream_as_credit
     assert waiting(first, second, third) == [0, 0, 0]
 
 
+def test_a_chain_through_a_link_to_a_queue_holds_no_more_than_its_credits(root: Root) -> None:
+    first, second, third = (root.create_queue(name) for name in ("first", "second", "third"))
+    (root.path / "link").symlink_to("second")
+    first.add_selector("on", to="link")
+    second.add_selector("on", to="third", credit=9)
+    for body in ("1", "2"):
+        first.send(body)
+    run(first, second)
+    first.sweep()
+    run(first, second)
+    assert (waiting(first, second, third), granted(first)) == ([1, 0, 1], {"on": 1})
+    assert first.remove_selector("on")
+    assert waiting(first, second, third) == [2, 0, 0]
+
+
 def test_a_diamond_meets_again_and_each_way_has_its_own_credits(root: Root) -> None:
     start, left, right, end = (root.create_queue(name) for name in ("start", "left", "right", "end"))
     start.add_selector("left", to="left", credit=3)
@@ -188,6 +203,39 @@ def test_every_end_of_a_message_frees_the_credits_of_each_hop(root: Root, end: s
     assert granted(first) == granted(second) == {"on": 1}
     ENDS[end](third)
     assert granted(first) == granted(second) == {"on": 0}
+
+
+@pytest.fixture
+def to_subscription(root: Root) -> tuple[Queue, Queue, Queue]:
+    """Move a message to a subscription, whose names have room for its long id, through queues whose names have not."""
+    root.create_topic("topic").subscribe("sub", client_id="client").close()
+    first, second = chain(root, "first", "second")
+    second.add_selector("on", to="topic/sub.client")
+    first.send("a", message_id="i" * 85)
+    run(first, second)
+    return first, second, root.queue("topic/sub.client")
+
+
+def test_the_end_of_a_message_frees_its_credits_where_its_name_has_the_whole_of_a_long_id(
+    to_subscription: tuple[Queue, Queue, Queue],
+) -> None:
+    first, second, third = to_subscription
+    assert granted(first) == granted(second) == {"on": 1}
+    assert take(third) == "a"
+    assert granted(first) == granted(second) == {"on": 0}
+
+
+def test_a_message_of_a_long_id_keeps_its_credits_on_its_way_from_a_subscription(
+    root: Root, to_subscription: tuple[Queue, Queue, Queue]
+) -> None:
+    first, second, third = to_subscription
+    fourth = root.create_queue("fourth")
+    third.add_selector("on", to="fourth")
+    assert third.route() == {"on": 1}
+    first.sweep()
+    assert granted(first) == granted(second) == granted(third) == {"on": 1}
+    assert second.remove_selector("on")
+    assert (bodies(second), bodies(fourth)) == (["a"], [])
 
 
 # -- what was lost is found ----------------------------------------------------------------------------------------
@@ -1283,6 +1331,42 @@ def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(roo
     assert source.remove_selector("on")
     source.add_selector("on", to="goal")
     assert bodies(source) == ["a"]
+
+
+def test_a_selector_that_a_script_made_again_is_not_removed_before_what_the_first_moved_is_back(root: Root) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    source.send("a")
+    source.route()
+    folder, home = Path(source.layout.selectors), away(goal)
+    assert not registry.remove(source.context, "on", patience=0.0)
+    root.create_queue("near")
+    source.send("b")
+    (root.path / "on.toml").write_text('to = "near"\n')
+    (root.path / "on.toml").rename(folder / "on.toml")
+    assert source.route() == {"on": 1}
+    with pytest.raises(Unavailable, match="an earlier selector on of queue source is being removed"):
+        source.remove_selector("on")
+    home.rename(goal.layout.home)
+    source.sweep()
+    assert (bodies(source), os.listdir(folder)) == (["a"], ["on.toml"])
+    assert source.remove_selector("on")
+    assert (sorted(bodies(source)), os.listdir(source.layout.credits)) == (["a", "b"], [])
+
+
+def test_a_selector_is_not_made_beside_one_whose_removal_begins_meanwhile(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = chain(root, "source", "goal")
+    folder, reserve = Path(source.layout.selectors), selectors.reserve_token
+
+    def reserved(*arguments: Any) -> str:
+        (folder / ".new.removed").touch()
+        return reserve(*arguments)
+
+    monkeypatch.setattr(selectors, "reserve_token", reserved)
+    with pytest.raises(QueueExists, match="is being removed"):
+        source.add_selector("new", to="goal")
+    assert sorted(os.listdir(folder)) == [".new.removed", "on.toml"]
 
 
 # -- queues that are away ----------------------------------------------------------------------------------------------

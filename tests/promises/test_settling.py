@@ -452,6 +452,37 @@ def test_until_empty_waits_for_what_settles_in_a_topic(tmp_path: Path) -> None:
     assert seen == [b"1\n"]
 
 
+@pytest.fixture
+def barriers(root: Root) -> Queue:
+    return root.create_queue("barriers", barrier_expression="JMSType = 'sync'", settle_time="2h", redelivery_delay=0)
+
+
+def test_a_barrier_waits_for_a_file_before_it_that_has_not_settled(barriers: Queue, clock: Clock) -> None:
+    put(barriers)
+    clock.advance(3600)
+    barriers.send(b"", type="sync")
+    with barriers.subscribe() as subscription:
+        assert subscription.receive() is None
+        assert why(barriers) == ["settling", "barrier"]
+        clock.advance(3601)
+        first = subscription.receive()
+        assert first is not None and first.id == "a.csv"
+        first.ack()
+        barrier = subscription.receive()
+        assert barrier is not None and barrier.type == "sync"
+
+
+def test_a_barrier_waits_for_no_file_behind_it_that_has_not_settled(barriers: Queue, clock: Clock) -> None:
+    clock.advance(-3600)
+    barriers.send(b"", type="sync")
+    clock.advance(3600)
+    put(barriers)
+    with barriers.subscribe() as subscription:
+        assert why(barriers) == ["ready", "settling"]
+        barrier = subscription.receive()
+        assert barrier is not None and barrier.type == "sync"
+
+
 def test_a_barrier_whose_body_was_written_to_goes_to_error(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, barrier_expression="1 = 1", settle_time=0)
     put(queue)

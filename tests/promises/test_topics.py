@@ -458,6 +458,23 @@ def test_a_no_local_subscription_above_the_topic_leaves_out_its_clients_messages
     assert bodies(above) == [b"other"]
 
 
+@pytest.mark.parametrize("recovered", [False, True])
+@pytest.mark.parametrize("text", ["short", "so long that its client is in a sidecar" * 5])
+def test_what_a_client_published_to_another_topic_reaches_its_no_local_subscription(
+    root: Root, text: str, recovered: bool
+) -> None:
+    first, second = root.create_topic("a"), root.create_topic("b")
+    if not recovered:
+        first.create_subscription("s", client_id="c")
+    quiet = second.create_subscription("nl", client_id="me", no_local=True)
+    root.topic("a", client_id="me").publish(b"1", properties={"text": text})
+    copies = first.create_subscription("s", client_id="c", recovery_point="epoch")
+    copies.add_selector("on", to="b")
+    assert copies.route() == {"on": 1}
+    second.queue.sweep()
+    assert [(message.body, message.properties) for message in quiet.browse()] == [(b"1", {"text": text})]
+
+
 def test_a_no_local_client_is_known_when_somebody_else_distributes(root: Root) -> None:
     topic = root.create_topic("a")
     quiet = topic.create_subscription("nl", client_id="me", no_local=True)
@@ -606,6 +623,20 @@ def test_a_full_subscription_holds_the_topic_until_it_has_room(root: Root, caplo
     assert bodies(topic.queue) == [b"2"]
     assert received(small) == [b"1", b"2"], "its consumer distributes what waits as soon as there is room"
     assert bodies(every) == [b"1", b"2"]
+
+
+def test_a_route_of_a_topic_takes_what_waits_first_whatever_room_receivers_have(root: Root) -> None:
+    topic, _, _ = full(root, "max_unprocessed = 1\n")
+    assert not topic.publish(b"waits").distributed
+    add_route(topic.queue, "urgent", "JMSPriority > 6")
+    topic = opened(root).topic("a")
+    topic.queue.pause()
+    assert not topic.publish(b"urgent", priority=9).distributed
+    topic.queue.resume()
+    assert [one.why for one in topic.queue.explain()] == ["route", "receiver"]
+    assert "a/small.c is full" not in str(health(topic.queue))
+    topic.queue.route()
+    assert (topic.queue.routed(), bodies(topic.queue)) == ({"urgent": 1}, [b"waits"])
 
 
 def test_a_publish_with_a_timeout_waits_for_a_full_subscription(root: Root) -> None:

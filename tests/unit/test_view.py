@@ -164,6 +164,12 @@ def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue:
     assert "by-hand" in others[:2]  # the kernel's clock, and ours, may tell the same millisecond
 
 
+def test_a_file_that_was_taken_before_it_had_settled_counts_until_the_next_listing(queue: Queue) -> None:
+    listed = view_of(queue)
+    listed.unsettled["a.csv"] = 1
+    assert listed.unsettled_before(MessageFile("4.1700000000000000-0000000001.B")) == 1
+
+
 def test_names_that_begin_like_ours_and_are_ignored_are_passed_over(queue: Queue) -> None:
     for number in range(20):
         Path(queue.layout.target, f"4.{1763770000000000 + number}-0000000000.tmp").touch()
