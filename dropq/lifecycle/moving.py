@@ -362,7 +362,7 @@ class Moves(OfQueue):
     def _rename_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue by one rename; StorageError with EXDEV if the queue lies on another file system."""
         file = into_target(to, f"{source}/{filename}", naming.name_at(self.context, to, name))
-        if file is not None:
+        if file is not None and not to.storage.syncs_folders:
             sync_settled(self.context, source)
         return file
 
@@ -613,7 +613,7 @@ def sync_settled(context: QueueContext, *folders: str, location: Location | None
     if not context.storage.syncs_folders:
         return
     try:
-        context.storage.sync(*folders)
+        context.storage.sync_moved(*folders)
     except OSError as error:
         failed = storage_error(error, fate)
         failed.location = location

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 
@@ -123,7 +124,7 @@ def into_target(context: QueueContext, source: str, name: Name, *, unique: bool 
     except OSError as error:
         raise storage_error(error, f"the message stays where it was, {source}") from error
     with error_context("the message is in target/; do not move it again"):
-        context.storage.sync(context.layout.target)
+        context.storage.sync_moved(context.layout.target, os.path.dirname(source))
     return file
 
 

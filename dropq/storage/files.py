@@ -132,7 +132,7 @@ class Storage:
         self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
-        self._natures: dict[str, tuple[bool, int]] = {}  # see `_nature`
+        self._natures: dict[str, tuple[bool, int, bool]] = {}  # see `_nature`
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     def note_copy(self, size: int, seconds: float) -> None:
@@ -175,10 +175,10 @@ class Storage:
                 os.unlink(path)
             raise
 
-    def _nature(self, folder: str, at: int | None = None) -> tuple[bool, int]:
-        """Return whether a folder is on NFS, and the flags to make a file there whose name no other file can have.
+    def _nature(self, folder: str, at: int | None = None) -> tuple[bool, int, bool]:
+        """Return whether a folder is on NFS, the flags to make a file of a unique name there, and if it is on btrfs.
 
-        Both are as they were when the folder was first asked for; `at` is its descriptor. On NFS an exclusive creation
+        All are as they were when the folder was first asked for; `at` is its descriptor. On NFS an exclusive creation
         takes a second call. It stays where a sticky folder keeps users apart.
         """
         known = self._natures.get(folder) if at is None else None
@@ -187,7 +187,8 @@ class Storage:
             found = os.stat(path)
             mount = mount_at(os.path.realpath(path), found.st_dev)
             on_nfs = mount is not None and mount.is_nfs
-            known = on_nfs, CREATE & ~os.O_EXCL if on_nfs and not found.st_mode & stat.S_ISVTX else CREATE
+            flags = CREATE & ~os.O_EXCL if on_nfs and not found.st_mode & stat.S_ISVTX else CREATE
+            known = on_nfs, flags, mount is not None and mount.kind == "btrfs"
             if at is None:
                 if len(self._natures) >= NATURES_KNOWN:
                     self._natures.clear()
@@ -733,6 +734,15 @@ class Storage:
                     os.fsync(fd)
                 finally:
                     os.close(fd)
+
+    def sync_moved(self, *folders: str) -> None:
+        """Make durable, as `sync` does, that files were moved to the first of the folders from the last.
+
+        A power cut between two syncs leaves both names on btrfs, unless the last folder is synced first.
+        """
+        if self.syncs_folders and (self._natures.get(folders[-1]) or self._nature(folders[-1]))[2]:
+            folders = folders[::-1]
+        self.sync(*folders)
 
     def sync_whole(self, folder: str) -> None:
         """Make durable what anybody did on the file system of a folder; it waits for the writes of all processes."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import VERBS, Make, RecordingOs, base, make_queue, where
 
-from dropq import Message, Sent, StorageError
+from dropq import Message, Root, Sent, StorageError
 from dropq.lifecycle.sending import Outlet
 from dropq.storage import files, system_calls
 from dropq.storage.files import Storage
@@ -262,6 +262,40 @@ def test_which_file_systems_are_synced_as_a_whole(
     assert system_calls.can_sync_whole("/anywhere") is can
     monkeypatch.setattr(system_calls, "mount_of", lambda path: Mount("fuse.other"))
     assert not system_calls.can_sync_whole("/anywhere")  # another one may be mounted there since
+
+
+def test_on_btrfs_the_folder_that_a_message_left_is_synced_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "mount_at", lambda folder, device: Mount("btrfs"))
+    queue = make_queue(tmp_path, durability="full")
+    queue.send(b"a")
+    message = queue.receive()
+    assert message is not None
+    seen = RecordingOs().record(monkeypatch)
+    message.ack()
+    assert seen.briefly(CALLS, base(queue)) == [
+        "rename processing/* processed/*",
+        "fsync processing",
+        "fsync processed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "synced"), [("ext4", ["to/target", "q/target"]), ("btrfs", ["q/target", "to/target"])]
+)
+def test_what_a_selector_moves_is_in_one_queue_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, synced: list[str]
+) -> None:
+    monkeypatch.setattr(files, "mount_at", lambda folder, device: Mount(kind))
+    queue = make_queue(tmp_path, durability="full")
+    Root(tmp_path).create_queue("to", durability="full")
+    queue.add_selector("on", to="to")
+    queue.send(b"a")
+    seen = RecordingOs().record(monkeypatch)
+    assert queue.route() == {"on": 1}
+    calls = seen.briefly(CALLS, tmp_path)
+    assert calls[calls.index("rename q/target/* to/target/*") + 1 :][:2] == [f"fsync {folder}" for folder in synced]
 
 
 def test_a_sidecar_is_durable_before_the_name_that_refers_to_it(
