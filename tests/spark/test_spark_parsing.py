@@ -162,6 +162,7 @@ def test_every_type_comes_back_from_csv(table: pa.Table) -> None:
 
 @given(st.lists(texts.filter(lambda text: "\n" not in text), max_size=20), texts)
 @example(["", "a\r", "\x0b\x85\u2028", ""], "line")
+@example(["\ufefffirst", "\ufeffsecond"], "line")
 def test_text_comes_back_line_by_line_under_any_name(lines: list[str], name: str) -> None:
     body = write("text", pa.table({"line": pa.array(lines, pa.string())}))
     assert read("text", body, pa.schema([(name, pa.string())])) == [{name: line} for line in lines]
