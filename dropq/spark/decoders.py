@@ -66,7 +66,8 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
         decode = _object(list(schema), "the row", "column ")
-        layout = Layout(schema, lambda line: decode(_parse(line)) if line.strip() else None)
+        # As bytes, as below: str.strip() would take Unicode's blanks for an empty line, too.
+        layout = Layout(schema, lambda line: decode(_parse(line)) if line.encode().strip() else None)
         for first, data in _blocks(file):
             batch = layout.read(data) if len(data) <= LONGEST else None
             if batch is not None:

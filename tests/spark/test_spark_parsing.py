@@ -26,6 +26,7 @@ from dropq.spark import decoders
 from dropq.spark.arrow_cast import ROWS, BadBody
 from dropq.spark.decoders import CHUNK, PARSERS, read_csv
 from dropq.spark.encoders import BODIES
+from dropq.spark.json_layout import SMALLEST
 from dropq.spark.options import BODY_FORMATS, CsvOptions
 
 COLUMNAR = ("parquet", "arrow")
@@ -545,6 +546,17 @@ def test_a_line_of_jsonl_that_is_no_row_is_refused_with_its_number(line: bytes, 
     maps = {"m": pa.map_(pa.int64(), pa.int8()), "d": pa.map_(pa.date32(), pa.int8())}
     schema = fields(a=pa.int8(), **maps, l=pa.list_(pa.int8()))
     assert refusal("jsonl", b'{"a":1}\n' + line, schema).startswith(said)
+
+
+@pytest.mark.parametrize("before", [1, SMALLEST])
+@pytest.mark.parametrize("blanks", ["\xa0", "\x1c", "\u3000 \u2028"])
+def test_a_line_of_jsonl_of_other_blanks_than_those_of_ascii_is_refused_in_a_body_of_any_size(
+    blanks: str, before: int
+) -> None:
+    lines = b'{"a":1}\n' * before
+    said = refusal("jsonl", lines + blanks.encode(), fields(a=pa.int8()))
+    assert said.startswith(f"line {before + 1} is not JSON")
+    assert len(read("jsonl", lines + b" \t\r\v\f\n\n", fields(a=pa.int8()))) == before
 
 
 def test_lines_are_counted_beyond_the_first_batch() -> None:
