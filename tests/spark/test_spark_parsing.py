@@ -658,6 +658,19 @@ def test_empty_lines_in_one_column_of_csv_are_nulls() -> None:
     assert read("csv", b"\na\n1\n\n2\n\n", fields(a=pa.int64())) == [{"a": 1}, {"a": None}, {"a": 2}, {"a": None}]
 
 
+@pytest.mark.parametrize("chunk", [CHUNK, 3])
+@pytest.mark.parametrize(
+    ("body", "texts"), [(b"a,b", ""), (b'"a","b"', ""), (b'a,b\n"x",', "x"), (b'a,b\n"x",\ny,\n"z",', "xyz")]
+)
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.date32(), pa.bool_()])
+def test_a_last_row_of_csv_without_a_line_feed_is_read_as_one_with_it(
+    body: bytes, texts: str, kind: pa.DataType, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "CHUNK", chunk)
+    schema, rows = fields(a=pa.string(), b=kind), [{"a": text, "b": None} for text in texts]
+    assert read("csv", body, schema) == read("csv", body + b"\n", schema) == rows
+
+
 def test_a_row_of_csv_with_a_cell_too_many_is_refused_with_its_row() -> None:
     said = refusal("csv", b"a,b\n1,2\n1,2,3\n", fields(a=pa.int8()))
     assert said == "row 3 (the header is row 1): Expected 2 columns, got 3: 1,2,3"
@@ -878,13 +891,16 @@ def test_a_field_of_a_struct_whose_name_differs_in_case_alone_is_refused(body_fo
     )
 
 
+@pytest.mark.parametrize("end", ["\r\n", ""])
 @given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(1, 9))
-def test_what_python_writes_as_csv_comes_back(rows: list[tuple[str, str]], chunk: int) -> None:
+@example([(",", "")], 9)
+def test_what_python_writes_as_csv_comes_back(end: str, rows: list[tuple[str, str]], chunk: int) -> None:
     file = io.StringIO(newline="")
     csv.writer(file).writerows([("x", "y"), *rows])
+    body = file.getvalue().removesuffix("\r\n") + end
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoders, "CHUNK", chunk)
-        found = read("csv", file.getvalue().encode(), fields(x=pa.string(), y=pa.string()))
+        found = read("csv", body.encode(), fields(x=pa.string(), y=pa.string()))
     assert found == [{"x": x or None, "y": y or None} for x, y in rows]
 
 
