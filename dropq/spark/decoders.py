@@ -425,6 +425,7 @@ def _is_number(kind: pa.DataType) -> bool:
 _DOUBLED, _BACKSLASHED = rb'"[^"]*+(?>""[^"]*+)*+"', rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"'
 _BEGINS, _ENDS, _GOES_ON = rb"(?<![^,\r\n])", rb"(?![^,\r\n])", rb"[^,\r\n]"
 _ROW = rb'(?>%b|[^",\r\n][^,\r\n]*+|,)*+'
+_ROW_AND_END = rb"(" + _ROW + rb")(?>\r\n?|\n)"
 _ROWS = rb"(?>" + _ROW + rb"[\r\n])*+"
 _FIRST_ROW = re.compile(_ROW % (_DOUBLED + _ENDS))
 # Everything before a quote that is not closed; going from quote to quote is faster than from field to field.
@@ -438,6 +439,8 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 class _Dialect(NamedTuple):
     """How a quote is written inside quotes."""
 
+    #: Matches a row and its end, and has the row as its group.
+    row: re.Pattern[bytes]
     #: Matches the complete rows.
     rows: re.Pattern[bytes]
     #: Matches everything before a quote that is not closed as it should be.
@@ -453,12 +456,14 @@ class _Dialect(NamedTuple):
 
 _DIALECTS = {
     ESCAPES[0]: _Dialect(
+        re.compile(_ROW_AND_END % (_DOUBLED + _ENDS)),
         re.compile(_ROWS % (_DOUBLED + _ENDS)),
         re.compile(_UNTIL_OPEN % (_DOUBLED + _ENDS)),
         re.compile(_DOUBLED + _GOES_ON),
         "inside quotes a quote is written twice; or by a backslash, with the option escape=\\",
     ),
     ESCAPES[1]: _Dialect(
+        re.compile(_ROW_AND_END % (_BACKSLASHED + _ENDS)),
         re.compile(_ROWS % (_BACKSLASHED + _ENDS)),
         re.compile(_UNTIL_OPEN % (_BACKSLASHED + _ENDS)),
         re.compile(_BACKSLASHED + _GOES_ON),
@@ -547,6 +552,16 @@ def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tupl
     if data:
         # Without a row end, Arrow takes an empty field at the end for one in quotes if the one before has quotes.
         yield start, data + b"\n"
+
+
+def csv_rows(data: bytes, csv: CsvOptions) -> list[bytes]:
+    """Return the rows of csv without their ends; the last is what follows the last row end, also if it is no row."""
+    dialect, rows, at = _dialect(csv), [], 0
+    swapped = data.translate(dialect.to) if dialect.to else data
+    while found := dialect.row.match(swapped, at):
+        rows.append(data[at : found.end(1)])
+        at = found.end()
+    return [*rows, data[at:]]
 
 
 def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:

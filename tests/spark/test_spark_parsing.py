@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq.spark import decoders
 from dropq.spark.arrow_cast import ROWS, BadBody
-from dropq.spark.decoders import CHUNK, PARSERS, read_csv
+from dropq.spark.decoders import CHUNK, PARSERS, csv_rows, read_csv
 from dropq.spark.encoders import BODIES
 from dropq.spark.json_layout import SMALLEST
 from dropq.spark.options import BODY_FORMATS, CsvOptions
@@ -865,6 +865,23 @@ def test_csv_whose_quotes_have_backslashes_is_read_with_the_option_and_never_mov
         assert "give the option escape=\\" in said
     fine = b'k,t,u\n8,5" pipe,b\n9,"a\\""b",c\n7,"end\\","x"\n'
     assert [row["t"] for row in read("csv", fine, schema)] == ['5" pipe', 'a\\"b', "end\\"]
+
+
+@pytest.mark.parametrize(
+    ("csv_options", "rows"),
+    [
+        (CsvOptions(), [b"a,b", b'1,"x\r\n""\n"', b"", b'2" ,y', b"", b'"",', b"3,z"]),
+        (CsvOptions(escape="\\"), [b"a,b", b'1,"\\"\n\\\\"', b"\\,", b""]),
+        (CsvOptions(";", "'"), [b"a;b", b"1;'it''s\n;'", b'2;"', b'";,', b""]),
+        (CsvOptions(quote="\0"), [b"a,b", b'1,"', b'",2', b""]),
+        (CsvOptions(), [b"a,b", b'1,"open\n2,y\n']),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_csv_is_split_at_line_ends_outside_of_quotes_alone(
+    csv_options: CsvOptions, rows: list[bytes], end: bytes
+) -> None:
+    assert csv_rows(end.join(rows), csv_options) == rows
 
 
 @pytest.mark.parametrize("body_format", ["csv", *COLUMNAR])
