@@ -288,8 +288,8 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
     ended = _state(queue, id)
     if ended is None:
         left = _departure(queue, id)
-        if not left and queue.config.history:  # it may have been acknowledged, and pruned
-            left = shell.where(queue, id)
+        if not left and (queue.config.history or (queue.config.log == "off" and not _makes_copies(queue))):
+            left = shell.where(queue, id)  # if nowhere, it was acknowledged, and perhaps pruned
         if left:
             output.note(left)
         else:
@@ -305,6 +305,11 @@ def _departure(queue: Queue, id: str) -> str:
     last = events[-1] if events else {}
     leaves = last.get("event") in LEAVES or (last.get("event") == "requeued" and last.get("to"))
     return f"message {id} left {queue.name}: {words(last)}" if leaves else ""
+
+
+def _makes_copies(queue: Queue) -> bool:
+    """Return whether a message of the same id may lie in other queues, although this one was acknowledged."""
+    return queue.layout.is_topic or any(selector.op == "copy" for selector in queue.selectors())
 
 
 def _state(queue: Queue, id: str) -> str | None:

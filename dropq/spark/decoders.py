@@ -66,7 +66,8 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
         decode = _object(list(schema), "the row", "column ")
-        layout = Layout(schema, lambda line: decode(_parse(line)) if line.strip() else None)
+        # As bytes, as below: str.strip() would take Unicode's blanks for an empty line, too.
+        layout = Layout(schema, lambda line: decode(_parse(line)) if line.encode().strip() else None)
         for first, data in _blocks(file):
             batch = layout.read(data) if len(data) <= LONGEST else None
             if batch is not None:
@@ -424,6 +425,7 @@ def _is_number(kind: pa.DataType) -> bool:
 _DOUBLED, _BACKSLASHED = rb'"[^"]*+(?>""[^"]*+)*+"', rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"'
 _BEGINS, _ENDS, _GOES_ON = rb"(?<![^,\r\n])", rb"(?![^,\r\n])", rb"[^,\r\n]"
 _ROW = rb'(?>%b|[^",\r\n][^,\r\n]*+|,)*+'
+_ROW_AND_END = rb"(" + _ROW + rb")(?>\r\n?|\n)"
 _ROWS = rb"(?>" + _ROW + rb"[\r\n])*+"
 _FIRST_ROW = re.compile(_ROW % (_DOUBLED + _ENDS))
 # Everything before a quote that is not closed; going from quote to quote is faster than from field to field.
@@ -437,6 +439,8 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 class _Dialect(NamedTuple):
     """How a quote is written inside quotes."""
 
+    #: Matches a row and its end, and has the row as its group.
+    row: re.Pattern[bytes]
     #: Matches the complete rows.
     rows: re.Pattern[bytes]
     #: Matches everything before a quote that is not closed as it should be.
@@ -452,12 +456,14 @@ class _Dialect(NamedTuple):
 
 _DIALECTS = {
     ESCAPES[0]: _Dialect(
+        re.compile(_ROW_AND_END % (_DOUBLED + _ENDS)),
         re.compile(_ROWS % (_DOUBLED + _ENDS)),
         re.compile(_UNTIL_OPEN % (_DOUBLED + _ENDS)),
         re.compile(_DOUBLED + _GOES_ON),
         "inside quotes a quote is written twice; or by a backslash, with the option escape=\\",
     ),
     ESCAPES[1]: _Dialect(
+        re.compile(_ROW_AND_END % (_BACKSLASHED + _ENDS)),
         re.compile(_ROWS % (_BACKSLASHED + _ENDS)),
         re.compile(_UNTIL_OPEN % (_BACKSLASHED + _ENDS)),
         re.compile(_BACKSLASHED + _GOES_ON),
@@ -544,7 +550,18 @@ def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tupl
         _refuse_behind(data, opening, start, dialect)
         raise BadBody(f"a quote is open at the end: it opens at byte {start + opening}")
     if data:
-        yield start, data
+        # Without a row end, Arrow takes an empty field at the end for one in quotes if the one before has quotes.
+        yield start, data + b"\n"
+
+
+def csv_rows(data: bytes, csv: CsvOptions) -> list[bytes]:
+    """Return the rows of csv without their ends; the last is what follows the last row end, also if it is no row."""
+    dialect, rows, at = _dialect(csv), [], 0
+    swapped = data.translate(dialect.to) if dialect.to else data
+    while found := dialect.row.match(swapped, at):
+        rows.append(data[at : found.end(1)])
+        at = found.end()
+    return [*rows, data[at:]]
 
 
 def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dropq.spark import json_columns
 from dropq.spark.arrow_cast import gathered, with_leaves
-from dropq.spark.bundles import write_values
+from dropq.spark.bundles import write_records, write_values
 from dropq.spark.json_columns import TEXT
 
 #: A function that writes the batches of a body, which have the schema, into a file.
@@ -65,8 +65,7 @@ def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.Recor
 
 def write_text(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write the only column, a line for each row and an empty line for null, as Spark's text format does."""
-    for batch in batches:
-        _write_lines(file, batch.column(0).fill_null("").cast(TEXT))
+    write_records(file, "text", (batch.column(0).fill_null("") for batch in batches if batch.num_rows))
 
 
 def write_jsonl(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from dropq.api import Queue
 from dropq.errors import NoSuchMessage
 from dropq.queue.message import Message
+from dropq.records.formats import MARK
 from dropq.spark.claim_batch import find_queue
+from dropq.spark.decoders import csv_rows
 from dropq.spark.options import BODY_FORMATS, CSV_OPTIONS, ReadOptions, by_name
 
 if TYPE_CHECKING:
@@ -56,10 +60,11 @@ def infer(
         return from_arrow_schema(found, prefer_timestamp_ntz=True)
     if body_format == "text":
         return t.StructType().add("value", t.StringType())
-    lines = spark.createDataFrame([(line,) for message in messages for line in _lines(message)], "line string")
+    csv = parsed.csv
+    split = partial(csv_rows, csv=csv) if body_format == "csv" else _split
+    lines = spark.createDataFrame([(line,) for message in messages for line in _lines(message, split)], "line string")
     if body_format == "jsonl":
         return spark.read.json(lines).schema
-    csv = parsed.csv
     reader = spark.read.options(header=True, inferSchema=True, sep=csv.sep, quote=csv.quote, escape=csv.escape)
     inferred = reader.option("nullValue", csv.null).csv(lines).schema
     schema = t.StructType()
@@ -69,9 +74,15 @@ def infer(
     return schema
 
 
-def _lines(message: Message) -> list[str]:
-    """Return the first whole lines of a body; a line that is longer than the sample is cut off."""
+def _lines(message: Message, split: Callable[[bytes], list[bytes]]) -> list[str]:
+    """Return the first whole lines, or rows, of a body; one that is longer than the sample is cut off."""
     with message.open() as body:
         data = body.read(SAMPLE)
-        whole = data if len(data) < SAMPLE else data[: data.rfind(b"\n") + 1] or data
-    return whole.decode("utf-8-sig", "replace").splitlines()
+    lines = split(data.removeprefix(MARK))
+    whole = lines if len(data) < SAMPLE else lines[:-1] or lines
+    return [line.decode("utf-8", "replace") for line in whole]
+
+
+def _split(data: bytes) -> list[bytes]:
+    # Not by str.splitlines(), which also splits at U+2028 and others.
+    return [line.removesuffix(b"\r") for line in data.split(b"\n")]

@@ -1,7 +1,7 @@
 """ZMTP 3, the protocol of ZeroMQ, as bytes alone: what a peer sends goes in, its messages come out.
 
 Invariant: before its peer is let in, a conversation keeps at most a greeting and a command; then, at most a chunk and a
-message that is not too long. Of a longer one only the first frame is kept, so that it can be answered.
+message that is not too long. Of a longer one it keeps the first bytes of the first frame alone, to answer it by them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHORT = [[bytes((flags, size)) for size in range(256)] for flags in range(8)]
 
 
 class Got(NamedTuple):
-    """A message of a peer, of which it counts so many bytes; if it is too long, not `whole`, only its first frame."""
+    """A message of a peer, of which it counts so many bytes; if it is too long, not `whole`, its first `ID` bytes."""
 
     frames: list[bytes]
     whole: bool
@@ -44,7 +44,8 @@ class Conversation:
         self._curve = curve
         self._data = b""
         self._at = 0
-        self._long: bytearray | None = None  # what has come of a frame that is longer than a chunk
+        self._long = bytearray()  # what is kept of a frame that is longer than a chunk, and how much may be
+        self._room = 0
         self._missing = 0
         self._flags = 0
         self._frames = list[bytes]()
@@ -65,7 +66,7 @@ class Conversation:
     @property
     def size(self) -> int:
         """How many bytes of its peer it keeps."""
-        return len(self._data) - self._at + len(self._long or b"") + self._bytes + FRAME * len(self._frames)
+        return len(self._data) - self._at + len(self._long) + self._bytes + FRAME * len(self._frames)
 
     @property
     def is_between(self) -> bool:
@@ -163,22 +164,21 @@ class Conversation:
             return None
         if self._curve is not None and size > self._most + 2 * CHUNK:
             raise Broken(f"it sends a frame of {size} bytes")
-        keeps = self._curve is not None or (self._whole and self._bytes + size <= self._most)
-        self._long, self._missing, self._at = bytearray() if keeps else None, size, begin
+        if self._curve is None and self._bytes + size > self._most:
+            self._whole = False
+        self._room = size if self._whole or self._curve is not None else 0 if self._frames else ID
+        self._missing, self._at = size, begin
         return self._rest()
 
     def _rest(self) -> bytes | None:
-        """Return a long frame, once it is there; b"" for one that is too long."""
+        """Return a long frame, once it is there; of one that is too long, what is kept."""
         part = self._data[self._at : self._at + self._missing]
         self._at += len(part)
         self._missing -= len(part)
-        if self._long is None:
-            self._whole = False
-        else:
-            self._long += part
+        self._long += part[: self._room - len(self._long)]
         if self._missing:
             return None
-        data, self._long = bytes(self._long or b""), None
+        data, self._long = bytes(self._long), bytearray()
         return data
 
     def _keep(self, data: bytes) -> None:

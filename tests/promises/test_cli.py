@@ -1841,6 +1841,55 @@ def test_a_message_that_left_its_queue_was_not_acknowledged(
     assert (waited.code, waited.out, where in waited.err) == (1, "", True)
 
 
+@pytest.mark.parametrize("leaves", ["move", "fail"])
+def test_a_message_that_left_a_queue_without_history_and_log_was_not_acknowledged(
+    root: Root, run: Run, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    other = root.create_queue("other")
+    queue = root.create_queue("brief", history=False, log="off", exhausted="dead-letter", dead_letter_queue="other")
+    id = queue.send(b"x").id
+
+    def leave(seconds: float) -> None:
+        if leaves == "move":
+            assert [outcome.ok for outcome in queue.move(other, [id])] == [True]
+        else:
+            take(queue).fail("no")
+
+    monkeypatch.setattr("dropq.cli.working.time.sleep", leave)
+    waited = run("wait", "brief", "--id", id, "--timeout", "1m")
+    assert (waited.code, waited.out) == (1, "")
+    assert waited.err == f"message {id} lies in target/ of queue other\n"
+
+
+def test_a_message_whose_copies_lie_elsewhere_was_acknowledged_without_history_and_log(root: Root, run: Run) -> None:
+    root.create_queue("copies")
+    queue = root.create_queue("brief", history=False, log="off")
+    queue.add_selector("all", to="copies", op="copy")
+    copied = queue.send(b"x").id
+    queue.route()
+    topic = root.create_topic("news", history=False, log="off")
+    topic.subscribe("reader", client_id="me").close()
+    published = topic.publish(b"x").id
+    for name, id in (("brief", copied), ("news", published)):
+        waited = run("wait", name, "--id", id)
+        assert (waited.code, waited.rows) == (0, [["removed"]])
+
+
+def test_a_message_that_was_pruned_during_a_wait_was_acknowledged(
+    root: Root, run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = q.send(b"x").id
+
+    def prune(seconds: float) -> None:
+        take(q).ack()
+        q.prune(keep_count=0)
+
+    monkeypatch.setattr("dropq.cli.working.time.sleep", prune)
+    waited = run("wait", "q", "--id", id, "--timeout", "1m")
+    assert (waited.code, waited.rows) == (0, [["processed"]])
+    assert run("wait", "q", "--id", id).code == 66
+
+
 def test_an_ack_without_a_history_says_of_which_message_it_was(root: Root, run: Run) -> None:
     queue = root.create_queue("brief", history=False)
     id = queue.send(b"x").id

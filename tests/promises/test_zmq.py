@@ -117,6 +117,13 @@ def test_a_message_that_is_too_large_is_refused_and_the_loop_goes_on(queue: Queu
         assert serving.ask(b"id", b"", b"x" * 1000)[1] == b"1"
 
 
+def test_an_id_that_is_too_long_is_answered_with_its_first_64_kib(queue: Queue) -> None:
+    with served(queue, max_size=1000) as serving:
+        for size in ((64 << 10) + 1, 200_000):
+            assert serving.ask(b"i" * size, b"", b"body")[:2] == [b"i" * (64 << 10), b"0"]
+        assert serving.ask(b"i" * (64 << 10), b"", b"body")[1] == b"1"
+
+
 def test_a_frame_of_over_twice_the_limit_ends_its_connection_and_no_other(queue: Queue) -> None:
     with served(queue, max_size=1000) as serving:
         other = serving.producer()

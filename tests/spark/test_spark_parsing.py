@@ -24,8 +24,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq.spark import decoders
 from dropq.spark.arrow_cast import ROWS, BadBody
-from dropq.spark.decoders import CHUNK, PARSERS, read_csv
+from dropq.spark.decoders import CHUNK, PARSERS, csv_rows, read_csv
 from dropq.spark.encoders import BODIES
+from dropq.spark.json_layout import SMALLEST
 from dropq.spark.options import BODY_FORMATS, CsvOptions
 
 COLUMNAR = ("parquet", "arrow")
@@ -162,6 +163,7 @@ def test_every_type_comes_back_from_csv(table: pa.Table) -> None:
 
 @given(st.lists(texts.filter(lambda text: "\n" not in text), max_size=20), texts)
 @example(["", "a\r", "\x0b\x85\u2028", ""], "line")
+@example(["\ufefffirst", "\ufeffsecond"], "line")
 def test_text_comes_back_line_by_line_under_any_name(lines: list[str], name: str) -> None:
     body = write("text", pa.table({"line": pa.array(lines, pa.string())}))
     assert read("text", body, pa.schema([(name, pa.string())])) == [{name: line} for line in lines]
@@ -546,6 +548,17 @@ def test_a_line_of_jsonl_that_is_no_row_is_refused_with_its_number(line: bytes, 
     assert refusal("jsonl", b'{"a":1}\n' + line, schema).startswith(said)
 
 
+@pytest.mark.parametrize("before", [1, SMALLEST])
+@pytest.mark.parametrize("blanks", ["\xa0", "\x1c", "\u3000 \u2028"])
+def test_a_line_of_jsonl_of_other_blanks_than_those_of_ascii_is_refused_in_a_body_of_any_size(
+    blanks: str, before: int
+) -> None:
+    lines = b'{"a":1}\n' * before
+    said = refusal("jsonl", lines + blanks.encode(), fields(a=pa.int8()))
+    assert said.startswith(f"line {before + 1} is not JSON")
+    assert len(read("jsonl", lines + b" \t\r\v\f\n\n", fields(a=pa.int8()))) == before
+
+
 def test_lines_are_counted_beyond_the_first_batch() -> None:
     lines = [b'{"a":"%s"}\n' % (b"x" * (number % 99)) for number in range(CHUNK // 20)]
     assert refusal("jsonl", b"".join([*lines, b'{"a":0}']), fields(a=pa.string())).startswith(f"line {len(lines) + 1}:")
@@ -643,6 +656,19 @@ def test_empty_lines_among_several_columns_of_csv_are_no_rows() -> None:
 
 def test_empty_lines_in_one_column_of_csv_are_nulls() -> None:
     assert read("csv", b"\na\n1\n\n2\n\n", fields(a=pa.int64())) == [{"a": 1}, {"a": None}, {"a": 2}, {"a": None}]
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 3])
+@pytest.mark.parametrize(
+    ("body", "texts"), [(b"a,b", ""), (b'"a","b"', ""), (b'a,b\n"x",', "x"), (b'a,b\n"x",\ny,\n"z",', "xyz")]
+)
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.date32(), pa.bool_()])
+def test_a_last_row_of_csv_without_a_line_feed_is_read_as_one_with_it(
+    body: bytes, texts: str, kind: pa.DataType, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "CHUNK", chunk)
+    schema, rows = fields(a=pa.string(), b=kind), [{"a": text, "b": None} for text in texts]
+    assert read("csv", body, schema) == read("csv", body + b"\n", schema) == rows
 
 
 def test_a_row_of_csv_with_a_cell_too_many_is_refused_with_its_row() -> None:
@@ -841,6 +867,23 @@ def test_csv_whose_quotes_have_backslashes_is_read_with_the_option_and_never_mov
     assert [row["t"] for row in read("csv", fine, schema)] == ['5" pipe', 'a\\"b', "end\\"]
 
 
+@pytest.mark.parametrize(
+    ("csv_options", "rows"),
+    [
+        (CsvOptions(), [b"a,b", b'1,"x\r\n""\n"', b"", b'2" ,y', b"", b'"",', b"3,z"]),
+        (CsvOptions(escape="\\"), [b"a,b", b'1,"\\"\n\\\\"', b"\\,", b""]),
+        (CsvOptions(";", "'"), [b"a;b", b"1;'it''s\n;'", b'2;"', b'";,', b""]),
+        (CsvOptions(quote="\0"), [b"a,b", b'1,"', b'",2', b""]),
+        (CsvOptions(), [b"a,b", b'1,"open\n2,y\n']),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_csv_is_split_at_line_ends_outside_of_quotes_alone(
+    csv_options: CsvOptions, rows: list[bytes], end: bytes
+) -> None:
+    assert csv_rows(end.join(rows), csv_options) == rows
+
+
 @pytest.mark.parametrize("body_format", ["csv", *COLUMNAR])
 @pytest.mark.parametrize("near", [" b", "B", "b ", " B\t"])
 def test_a_column_whose_name_differs_in_case_or_blanks_alone_is_refused_and_not_null(
@@ -865,13 +908,16 @@ def test_a_field_of_a_struct_whose_name_differs_in_case_alone_is_refused(body_fo
     )
 
 
+@pytest.mark.parametrize("end", ["\r\n", ""])
 @given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(1, 9))
-def test_what_python_writes_as_csv_comes_back(rows: list[tuple[str, str]], chunk: int) -> None:
+@example([(",", "")], 9)
+def test_what_python_writes_as_csv_comes_back(end: str, rows: list[tuple[str, str]], chunk: int) -> None:
     file = io.StringIO(newline="")
     csv.writer(file).writerows([("x", "y"), *rows])
+    body = file.getvalue().removesuffix("\r\n") + end
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoders, "CHUNK", chunk)
-        found = read("csv", file.getvalue().encode(), fields(x=pa.string(), y=pa.string()))
+        found = read("csv", body.encode(), fields(x=pa.string(), y=pa.string()))
     assert found == [{"x": x or None, "y": y or None} for x, y in rows]
 
 

@@ -1350,3 +1350,31 @@ def test_a_schema_is_inferred_from_what_waits_and_reads_it(spark: SparkSession, 
         reader = spark.read.format("dropq").options(root=str(queue.root.path), queue=waiting.name, **options)
         assert len(reader.option("bodyFormat", body_format).schema(schema).load().collect()) == rows
         assert waiting.counts()["processing"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "found", "rows"),
+    [
+        ('{"a":1,"t":"x\u2028y\x85"}\r\n\n', {"bodyFormat": "jsonl"}, "a:bigint,t:string", [(1, "x\u2028y\x85")]),
+        (
+            '\ufeffid,t,n\r\n1,"a\u2028b\x85",\r\n2,"two\r\n""lines""\n",3\r\n',
+            {"bodyFormat": "csv"},
+            "id:int,t:string,n:int",
+            [(1, "a\u2028b\x85", None), (2, 'two\r\n"lines"\n', 3)],
+        ),
+        (
+            "id;t\n1;'it\\'s\n\ntwo;'\n2;\"x",
+            {"bodyFormat": "csv", "sep": ";", "quote": "'", "escape": "\\"},
+            "id:int,t:string",
+            [(1, "it's\n\ntwo;"), (2, '"x')],
+        ),
+    ],
+)
+def test_a_schema_is_inferred_from_the_lines_and_rows_that_are_read(
+    spark: SparkSession, queue: Queue, body: str, options: dict[str, str], found: str, rows: list[Any]
+) -> None:
+    queue.send(body.encode())
+    schema = infer(spark, queue, **options)
+    assert schema.simpleString() == f"struct<{found}>"
+    reader = spark.read.format("dropq").options(root=str(queue.root.path), queue=queue.name, **options)
+    assert [tuple(row) for row in reader.schema(schema).load().collect()] == rows
