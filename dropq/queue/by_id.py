@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
@@ -17,7 +18,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.holders import claim_status
-from dropq.lifecycle.processing import find_claim
+from dropq.lifecycle.processing import find_claim, until_found
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message
@@ -220,12 +221,14 @@ def _claimed_by_id(
 ) -> Message:
     """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
 
-    With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
-    are passed over.
+    With `unleased`, for an ack, strict leasing also gives up a claim that a sweep would return; and processing/ is
+    listed once, as the message may wait. Without `parts`, parts of a bundle are passed over.
     """
     held = own.held if own is not None and not own._inherited else ()
     ours = [message for message in held if message.id == message_id and (parts or message.first_record is None)]
-    files = [file for file in bearing(context, "processing", message_id) if parts or not file.name.first]
+    list_files = partial(bearing, context, "processing", message_id)
+    found = list_files() if unleased else until_found(list_files)
+    files = [file for file in found if parts or not file.name.first]
     claims = [file.claim for file in files if file.claim is not None and file.claim.ours]
     if len(claims) > 1:
         receipts = ", ".join(claim.filename for claim in claims)
@@ -243,9 +246,9 @@ def _claimed_by_id(
     for claim in claims:
         if claim.of_barrier:
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
-        found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
-        if found is not None:
-            return _message_of(Claims(context), found)
+        now = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
+        if now is not None:
+            return _message_of(Claims(context), now)
     paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
     raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
 
