@@ -189,13 +189,9 @@ def _acknowledged(
     parts: bool = True,
 ) -> bool:
     """Acknowledge a message by its id; without `parts`, pass over the parts of a bundle."""
-    try:
-        _claimed_by_id(context, message_id, own, unleased=True, parts=parts).ack()
+    ack_held = partial(_is_acknowledged_as_held, context, message_id, own, parts=parts)
+    if ack_held():
         return True
-    except _SeveralBearIt:
-        raise
-    except LeaseLost:
-        pass  # it is not held, or by another consumer: it may wait
     if context.paused:
         return False  # nobody claims then
     # RACE: a sweep moves messages from delayed/ to target/: what is missed in the first folder is met in the second.
@@ -213,7 +209,18 @@ def _acknowledged(
                 if (claim := _taken(context, file, state, subscription)) is not None:
                     _archive(context, claim, file)
                     return True
-    return False
+    return until_found(ack_held)  # RACE: a consumer may have claimed it before target/ was listed
+
+
+def _is_acknowledged_as_held(context: QueueContext, message_id: str, own: Subscription | None, *, parts: bool) -> bool:
+    """Acknowledge a held message by its id; return False if it is not held, or another consumer keeps it."""
+    try:
+        _claimed_by_id(context, message_id, own, unleased=True, parts=parts).ack()
+    except _SeveralBearIt:
+        raise
+    except LeaseLost:
+        return False
+    return True
 
 
 def _claimed_by_id(
