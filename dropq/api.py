@@ -11,12 +11,14 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -1334,3 +1336,24 @@ def _remove(root: Root, layout: QueueLayout, marker: EphemeralMarker) -> None:
 
 def _seconds(period: Duration | None) -> float | None:
     return None if period is None else parse_duration(period)
+
+
+#: What `subscribe` imports.
+_OF_CONSUMERS = ("dropq.queue.subscription", "dropq.upkeep.sweep")
+
+
+def _finish_imports() -> None:
+    """Import before a fork what consumers need, and wait for what another thread is importing.
+
+    That thread is not in the child, which would wait for the end of its import for ever.
+    """
+    for name in (*_OF_CONSUMERS, *filter(_is_of_ours, [*sys.modules])):
+        with suppress(ImportError):
+            import_module(name)  # returns at once where it was imported
+
+
+def _is_of_ours(module: str) -> bool:
+    return module.startswith(("dropq.", "watchdog."))  # the library that a wait for messages imports, too
+
+
+os.register_at_fork(before=_finish_imports)

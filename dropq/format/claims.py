@@ -30,6 +30,8 @@ _CLAIM = re.compile(
 )
 #: A claim's file name, and the version of its body.
 _WITH_BODY = re.compile(r"(.+)/([0-9]{1,19})-(-?[0-9]{1,19})", re.ASCII | re.DOTALL)
+#: The owner of a claim of a server for ZeroMQ. A longer client id that is cut to 16 bytes may leave twelve digits.
+_OF_ZMQ = re.compile(rf"{ZMQ}[0-9]{{1,10}}-[0-9a-z]{{10}}-[0-9a-z]{{1,8}}", re.ASCII).fullmatch
 _DROPBOXMQ_CLAIM = re.compile(r"([\w*%+-]+)~(.+)", re.ASCII | re.DOTALL)
 _IS_OWNER = re.compile(_OWNER, re.ASCII).fullmatch
 
@@ -136,7 +138,7 @@ class Claim:
     @property
     def of_zmq(self) -> bool:
         """Whether it is the claim of a server for ZeroMQ, whose messages come again at once."""
-        return self.owner.startswith(ZMQ)
+        return _OF_ZMQ(self.owner) is not None
 
     def has_lapsed(self, now: int) -> bool:
         """Return whether its lease ran out before a time, in ms since 1970."""

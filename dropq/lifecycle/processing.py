@@ -24,7 +24,9 @@ from dropq.storage.system_calls import is_missing
 T = TypeVar("T")
 Rest = TypeVarTuple("Rest")
 
-#: What this thread's current block of `listing_once` has listed.
+#: How often processing/ is listed before a claim counts as gone.
+LISTINGS = 3
+#: What this thread's current block of `listing_once` has listed, and how often it may list again.
 _listed = threading.local()
 
 
@@ -96,10 +98,25 @@ def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim
             yield Claim.foreign(file.filename, file.folder, file.name.delivery_count + 1)
 
 
+def until_found(look: Callable[[], T]) -> T:
+    """Return what a look at processing/ finds; if it finds nothing, look again.
+
+    RACE: a listing may pass over a claim that is renamed meanwhile, as its lease is renewed.
+    """
+    for _ in range(LISTINGS - 1):
+        if found := look():
+            return found
+    return look()
+
+
 def find_claim(context: QueueContext, owner: str) -> Claim | None:
     """Return the claim with this owner and sequence, whatever its deadline is by now."""
-    claims = (file.claim for file in claimed_files(context, claim_start(owner)))
-    return next((claim for claim in claims if claim is not None), None)
+
+    def look() -> Claim | None:
+        claims = (file.claim for file in claimed_files(context, claim_start(owner)))
+        return next((claim for claim in claims if claim is not None), None)
+
+    return until_found(look)
 
 
 def claims_of(context: QueueContext, subscription: str) -> list[Claim]:
@@ -108,13 +125,13 @@ def claims_of(context: QueueContext, subscription: str) -> list[Claim]:
 
 @contextmanager
 def listing_once(context: QueueContext) -> Iterator[None]:
-    """Let one listing serve all calls of `renewed` in the block; the block must make no claims.
+    """Let the same listings serve all calls of `renewed` in the block; the block must make no claims.
 
-    A claim that has left processing/ never comes back, so a claim that is not in the listing is gone. If a claim was
-    renewed after the listing, a new listing serves the rest of the block.
+    A claim that has left processing/ never comes back, so a claim that is in none of them is gone. If a claim was
+    renewed after them, new listings serve the rest of the block.
     """
     outer = dict(vars(_listed))  # a signal handler's block may interrupt a block of the same thread
-    _listed.folder, _listed.claims = context.layout.processing, None
+    _listed.folder, _listed.claims, _listed.left = context.layout.processing, {}, LISTINGS
     try:
         yield
     finally:
@@ -127,10 +144,18 @@ def renewed(context: QueueContext, claim: Claim) -> Claim | None:
     owner = claim.owner
     if getattr(_listed, "folder", None) != context.layout.processing:
         return find_claim(context, owner)
-    listed: dict[str, Claim] | None = _listed.claims
-    if listed is None or (owner in listed and listed[owner].path == claim.path):
-        listed = _listed.claims = {found.owner: found for found in claims_in(context)}
-    return listed.get(owner)
+    listed: dict[str, Claim] = _listed.claims
+    if owner in listed and listed[owner].path == claim.path:
+        listed.clear()
+        _listed.left = LISTINGS
+
+    def look() -> Claim | None:
+        if owner not in listed and _listed.left:
+            _listed.left -= 1
+            listed.update((found.owner, found) for found in claims_in(context))
+        return listed.get(owner)
+
+    return until_found(look)
 
 
 def move_out(context: QueueContext, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:

@@ -33,8 +33,8 @@ KEPT_OPEN = 1.0
 class Lock:
     """A lock on a file, which is made if it is missing; `patience` is how many seconds to wait for another process.
 
-    If it `keeps_open`, the file stays open from one block to the next, for `KEPT_OPEN` seconds. Then nobody but the
-    process that made this object, and one thread of it at a time, may use it: a forked child would have the same lock.
+    If it `keeps_open`, the file stays open from one block to the next, for `KEPT_OPEN` seconds. Then only one thread at
+    a time may use it.
     """
 
     def __init__(self, path: str, storage: Storage, patience: float, *, keeps_open: bool = False) -> None:
@@ -57,7 +57,7 @@ class Lock:
         (file, self._opened), locked = (self._opened, None), False  # a signal handler opens another
         try:
             with error_context("no message was touched"):
-                if file is not None and (time.monotonic() > self._close_at or self.broken):
+                if file is not None and (file.closed or time.monotonic() > self._close_at or self.broken):
                     file.close()
                     file = None
                 for _ in self._tries(before_waiting):

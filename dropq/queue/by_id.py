@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage
@@ -17,7 +18,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.holders import claim_status
-from dropq.lifecycle.processing import find_claim
+from dropq.lifecycle.processing import find_claim, until_found
 from dropq.lifecycle.settlement import Claims, Settlement
 from dropq.queue.browsing import bearing, find_all
 from dropq.queue.message import Message
@@ -188,13 +189,9 @@ def _acknowledged(
     parts: bool = True,
 ) -> bool:
     """Acknowledge a message by its id; without `parts`, pass over the parts of a bundle."""
-    try:
-        _claimed_by_id(context, message_id, own, unleased=True, parts=parts).ack()
+    ack_held = partial(_is_acknowledged_as_held, context, message_id, own, parts=parts)
+    if ack_held():
         return True
-    except _SeveralBearIt:
-        raise
-    except LeaseLost:
-        pass  # it is not held, or by another consumer: it may wait
     if context.paused:
         return False  # nobody claims then
     # RACE: a sweep moves messages from delayed/ to target/: what is missed in the first folder is met in the second.
@@ -212,7 +209,18 @@ def _acknowledged(
                 if (claim := _taken(context, file, state, subscription)) is not None:
                     _archive(context, claim, file)
                     return True
-    return False
+    return until_found(ack_held)  # RACE: a consumer may have claimed it before target/ was listed
+
+
+def _is_acknowledged_as_held(context: QueueContext, message_id: str, own: Subscription | None, *, parts: bool) -> bool:
+    """Acknowledge a held message by its id; return False if it is not held, or another consumer keeps it."""
+    try:
+        _claimed_by_id(context, message_id, own, unleased=True, parts=parts).ack()
+    except _SeveralBearIt:
+        raise
+    except LeaseLost:
+        return False
+    return True
 
 
 def _claimed_by_id(
@@ -220,12 +228,14 @@ def _claimed_by_id(
 ) -> Message:
     """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
 
-    With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
-    are passed over.
+    With `unleased`, for an ack, strict leasing also gives up a claim that a sweep would return; and processing/ is
+    listed once, as the message may wait. Without `parts`, parts of a bundle are passed over.
     """
     held = own.held if own is not None and not own._inherited else ()
     ours = [message for message in held if message.id == message_id and (parts or message.first_record is None)]
-    files = [file for file in bearing(context, "processing", message_id) if parts or not file.name.first]
+    list_files = partial(bearing, context, "processing", message_id)
+    found = list_files() if unleased else until_found(list_files)
+    files = [file for file in found if parts or not file.name.first]
     claims = [file.claim for file in files if file.claim is not None and file.claim.ours]
     if len(claims) > 1:
         receipts = ", ".join(claim.filename for claim in claims)
@@ -243,9 +253,9 @@ def _claimed_by_id(
     for claim in claims:
         if claim.of_barrier:
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
-        found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
-        if found is not None:
-            return _message_of(Claims(context), found)
+        now = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
+        if now is not None:
+            return _message_of(Claims(context), now)
     paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
     raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
 

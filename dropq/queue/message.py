@@ -309,7 +309,8 @@ class SettledMessage(Message):
 def ack_all(messages: Iterable[Message]) -> list[Message]:
     """Acknowledge messages of one queue, all of them final when this returns; return those whose claims were gone.
 
-    At durability `full` they are synced together, which is quicker than one by one.
+    At durability `full` they are synced together, which is quicker than one by one. One that was delivered at most once
+    is acknowledged as its own `ack` does.
 
     Raises:
         StorageError: one could not be moved, and stays as it is, as those after it; or what was moved is not durable.
@@ -327,7 +328,10 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
 
     try:
         for message in messages:
-            ack(message, seek=message._records is not None)  # a claim that is not found closes the body of a bundle
+            if isinstance(message, SettledMessage):
+                message.ack()
+            else:
+                ack(message, seek=message._records is not None)  # a claim that is not found closes the body of a bundle
         with listing_once(missed[0].context) if missed else nullcontext():
             for message in missed:
                 ack(message, seek=True)

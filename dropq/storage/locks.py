@@ -14,6 +14,7 @@ import fcntl
 import os
 import struct
 import sys
+import weakref
 from contextlib import suppress
 
 from filelock import FileLock, lock_descriptor, unlock_descriptor
@@ -35,7 +36,9 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 class LockFile:
     """An open lock file.
 
-    The lock is freed before the file is closed: so a child that was forked meanwhile has no part in it.
+    A forked child has no part in the lock: it closes its copy of the file, which frees nothing, and there this object
+    is closed. So the lock goes with its holder, also if that is killed. It is freed before the file is closed, for the
+    child of a fork that Python does not know of.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -43,13 +46,15 @@ class LockFile:
             its promise back: try again.
     """
 
-    __slots__ = ("_fd", "_folder", "_locked", "_path", "device", "inode")
+    __slots__ = ("__weakref__", "_fd", "_folder", "_locked", "_path", "device", "inode")
 
     def __init__(self, path: str, folder: str) -> None:
         self._path = path
         self._folder = folder
         self._locked = False
         self._fd = -1
+        _LOCK_FILES.add(self)
+        # RACE: a child that another thread forks before this returns keeps its copy, whose number nobody knows yet.
         self._fd = os.open(path, _OPEN)
         found = os.fstat(self._fd)
         #: The open file's inode number, and that of its device.
@@ -82,9 +87,33 @@ class LockFile:
         try:
             self.unlock()
         finally:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            self._close_copy()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or was opened before the fork that made this process."""
+        return self._fd < 0
+
+    def _close_copy(self) -> None:
+        """Close the file, and free no lock: a process that has another copy keeps it."""
+        self._locked = False
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+#: The lock files of this process that may be open.
+_LOCK_FILES: weakref.WeakSet[LockFile] = weakref.WeakSet()
+
+
+def _close_copies() -> None:
+    """Close, in a forked child, what the parent has open: else the child would keep the lock of a killed parent."""
+    for file in _LOCK_FILES:
+        with suppress(OSError):
+            file._close_copy()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 class ProcessLock:

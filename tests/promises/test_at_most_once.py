@@ -77,6 +77,18 @@ def test_an_at_most_once_message_swept_before_it_was_delivered_goes_back(
 
 
 @pytest.mark.parametrize("history", [True, False])
+def test_what_is_acknowledged_together_is_neither_lost_nor_kept(make: Make, history: bool) -> None:
+    queue = make(semantics="at-most-once", history=history)
+    queue.send_many([b"a", b"b"])
+    with queue.subscribe(max_backlog=2) as subscription:
+        messages = subscription.receive_many(2)
+        assert subscription.ack_many(messages) == []
+        assert subscription.ack_many(messages) == []
+        assert [path for path in Path(queue.layout.held).rglob("*") if path.is_file()] == []
+    assert where(queue) == ({"processed": [b"a", b"b"]} if history else {})
+
+
+@pytest.mark.parametrize("history", [True, False])
 def test_a_with_block_around_an_at_most_once_message_never_brings_it_back(make: Make, history: bool) -> None:
     queue = make(semantics="at-most-once", history=history)
     queue.send(b"a")

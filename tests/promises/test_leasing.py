@@ -19,7 +19,10 @@ from helpers import Clock, Make, base, files, reopened, take, where
 
 from dropq import LeaseLost, Message, Queue
 from dropq.cli.main import main as cli
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.context import QueueContext
 from dropq.queue import by_id
+from dropq.queue.browsing import bearing
 
 Leasing = Literal["sublet", "strict"]
 
@@ -299,3 +302,22 @@ def test_an_ack_by_id_takes_a_message_that_waits(make: Make) -> None:
     assert queue.ack(ids[1])
     assert where(queue) == {"target": [b"a"], "processed": [b"b"]}
     assert not queue.ack("nothing")
+
+
+@pytest.mark.parametrize("leasing", LEASINGS)
+def test_an_ack_by_id_meets_a_message_that_is_claimed_while_it_looks(
+    make: Make, monkeypatch: pytest.MonkeyPatch, leasing: Leasing
+) -> None:
+    queue = make(leasing=leasing)
+    sent = queue.send(b"a")
+    consumer = reopened(queue).subscribe()
+    claimed = list[Message | None]()
+
+    def then_claimed(context: QueueContext, state: str, message_id: str) -> list[MessageFile]:
+        if state == "delayed" and not claimed:
+            claimed.append(consumer.receive())
+        return bearing(context, state, message_id)
+
+    monkeypatch.setattr(by_id, "bearing", then_claimed)
+    assert queue.ack(sent.id) is (leasing == "sublet")
+    assert where(queue) == {"processed" if leasing == "sublet" else "processing": [b"a"]}

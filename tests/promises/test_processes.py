@@ -366,6 +366,41 @@ def test_a_child_receives_from_a_queue_that_another_thread_of_its_parent_was_jus
         assert [in_child(child) for _ in range(25)] == [3] * 25
 
 
+#: Forks while a thread imports what it needs to receive: that goes on once the fork is done, or after a moment.
+FORKS_IN_AN_IMPORT = """
+import os, signal, sys, threading
+import dropq
+queue = dropq.Root(sys.argv[1]).queue(sys.argv[2])
+importing, forked = threading.Event(), threading.Event()
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[3] and not importing.is_set():
+            importing.set()
+            forked.wait(0.5)
+
+sys.meta_path.insert(0, Slow())
+os.register_at_fork(after_in_parent=forked.set)
+thread = threading.Thread(target=lambda: queue.receive(timeout=0.1))
+thread.start()
+assert importing.wait(60)
+if child := os.fork():
+    thread.join()
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(30)
+queue.receive(timeout=0.1)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["dropq.queue.subscription", "dropq.queue.offers", "dropq.upkeep.sweep", "watchdog.observers.api"]
+)
+def test_a_child_does_not_wait_for_an_import_of_a_thread_that_it_does_not_have(queue: Queue, module: str) -> None:
+    program = [sys.executable, "-c", FORKS_IN_AN_IMPORT, str(queue.root.path), queue.name, module]
+    assert subprocess.run(program, check=False).returncode == 0
+
+
 def test_a_child_is_refused_on_a_subscription_that_another_thread_of_its_parent_was_just_using(queue: Queue) -> None:
     queue.send(b"a")
     with queue.subscribe() as subscription:

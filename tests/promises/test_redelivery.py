@@ -151,10 +151,10 @@ def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay
     assert where(queue) == {"delayed": [b"a"]}
 
 
-def lost(queue: Queue, clock: Clock) -> Message:
+def lost(queue: Queue, clock: Clock, client: str | None = None) -> Message:
     """Take the message that waits, and let a sweep find its lease over; return it as it waits now."""
     queue.sweep()
-    with queue.subscribe(lease_period="5s") as subscription:
+    with queue.subscribe(client_id=client, lease_period="5s") as subscription:
         assert subscription.receive() is not None
         clock.advance(6)
         assert queue.sweep().lapsed == 1
@@ -171,6 +171,18 @@ def test_what_its_holders_lose_waits_a_second_then_twice_as_long_up_to_the_limit
         assert lost(queue, clock).deaths == deaths
         assert due_in(queue, clock) == wait
         clock.advance(wait)
+
+
+@pytest.mark.parametrize(
+    ("client", "deaths"),
+    [("zmq-4194304", 0), ("zmq-feeder", 1), ("zmq-", 1), ("zmq-7a", 1), ("zmq-123456789012345", 1), ("my-zmq-1", 1)],
+)
+def test_no_deaths_are_counted_of_a_zeromq_server_and_of_nobody_whose_name_only_begins_like_its(
+    make: Make, clock: Clock, client: str, deaths: int
+) -> None:
+    queue = make(timing=FRESH)
+    queue.send(b"a")
+    assert lost(queue, clock, client).deaths == deaths
 
 
 def test_a_longer_redelivery_delay_holds_after_a_death(make: Make, clock: Clock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -486,6 +487,77 @@ def test_a_child_that_was_forked_while_a_dead_one_is_looked_at_does_not_keep_it_
             longer.enter_context(a_child_that_lives_on())
         assert liveness.is_dead(queue.layout.consumers, holder.id)
         assert queue.sweep().dead == 1
+
+
+@pytest.mark.parametrize("kind", ["policies", "a dead consumer"])
+def test_a_killed_process_leaves_its_lock_to_no_child(tmp_path: Path, kind: str) -> None:
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05))
+    queue.send(b"a")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    died(holder)
+    ready, done = os.pipe(), os.pipe()
+
+    def live_on() -> None:
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)
+
+    def be_killed_inside() -> None:
+        os.close(done[1])
+        dead = liveness.dead(queue.layout.consumers, holder.id)
+        with policy_lock(queue).acquire() if kind == "policies" else dead as taken:
+            assert taken
+            fork(live_on)
+            os.read(ready[0], 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = fork(be_killed_inside)
+    os.close(ready[1])
+    try:
+        assert ended(killed) == -signal.SIGKILL
+        with policy_lock(queue).acquire() as taken:
+            assert taken
+        assert queue.sweep().dead == 1
+    finally:
+        os.close(done[1])
+        assert os.read(ready[0], 1) == b"", "the child that lived on has ended"
+        os.close(done[0])
+        os.close(ready[0])
+
+
+def test_a_child_that_was_forked_inside_a_lock_leaves_the_lock_and_the_files_of_others_alone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.02))
+    lock = PolicyLock(queue.context, keeps_open=True)
+    block = lock.acquire()
+    number = os.dup(0)
+    os.close(number)
+    assert block.__enter__()
+    assert os.path.samestat(os.fstat(number), os.stat(queue.layout.lock))
+    left, freed = os.pipe(), os.pipe()
+
+    def go_on() -> None:
+        os.close(freed[1])
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            os.fstat(number)
+        os.dup2(freed[0], number)
+        block.__exit__(None, None, None)
+        os.fstat(number)
+        with lock.acquire() as taken:
+            assert not taken, "the parent has it"
+        os.close(left[1])
+        os.read(freed[0], 1)
+        with lock.acquire() as taken:
+            assert taken
+        os.fstat(number)
+
+    child = fork(go_on)
+    os.close(left[1])
+    os.read(left[0], 1)
+    block.__exit__(None, None, None)
+    os.close(freed[1])
+    assert ended(child) == 0
+    os.close(left[0])
+    os.close(freed[0])
 
 
 @pytest.mark.usefixtures("own_disk")
