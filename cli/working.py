@@ -228,10 +228,12 @@ def _parted(line: list[str]) -> tuple[list[str], list[str]]:
 
 def _report_unmatched(queue: Queue, filter: str | None) -> None:
     """Report how many messages wait that the queue's filter, or the worker's own, keeps from the worker."""
+    from dropq.policies.filter_rest import FilterRest
     from dropq.policies.matching import matcher
     from dropq.queue.browsing import listed
 
-    wanted = [matcher(queue.context, each) for each in (queue.config.filter, filter) if each is not None]
+    asked = FilterRest(queue.context).matches, None if filter is None else matcher(queue.context, filter)
+    wanted = [matches for matches in asked if matches is not None]
     if not wanted or queue.paused:  # a pause is told, and keeps all from it
         return
     if count := sum(not all(matches(file) for matches in wanted) for file in listed(queue.context)):
@@ -309,7 +311,9 @@ def _departure(queue: Queue, id: str) -> str:
 
 def _makes_copies(queue: Queue) -> bool:
     """Return whether a message of the same id may lie in other queues, although this one was acknowledged."""
-    return queue.layout.is_topic or any(selector.op == "copy" for selector in queue.selectors())
+    if queue.layout.is_topic or queue.context.is_fed:
+        return True
+    return any(selector.op == "copy" for each in queue.root.queues() for selector in each.selectors())
 
 
 def _state(queue: Queue, id: str) -> str | None:

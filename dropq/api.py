@@ -1343,13 +1343,14 @@ _OF_CONSUMERS = ("dropq.queue.subscription", "dropq.upkeep.sweep")
 
 
 def _finish_imports() -> None:
-    """Import before a fork what consumers need, and wait for what another thread is importing.
+    """Import before a fork what consumers need, and wait for what other threads are importing.
 
-    That thread is not in the child, which would wait for the end of its import for ever.
+    They are not in the child, which would wait for the end of such an import for ever.
     """
-    for name in (*_OF_CONSUMERS, *filter(_is_of_ours, [*sys.modules])):
-        with suppress(ImportError):
-            import_module(name)  # returns at once where it was imported
+    if threading.active_count() > 1:
+        for name in (*_OF_CONSUMERS, *filter(_is_of_ours, [*sys.modules])):
+            with suppress(ImportError):
+                import_module(name)  # returns at once where it was imported
 
 
 def _is_of_ours(module: str) -> bool:

@@ -503,7 +503,7 @@ class _Crossing:
                 continue
             if belongs is not None and not belongs(file):
                 continue
-            if own.config.filter is not None and not test(own.config.filter, file):
+            if own.config.filter is not None and not (file.is_part or test(own.config.filter, file)):
                 continue
             takers = (want for want, left in asked.items() if left and (not want.filter or test(want.filter, file)))
             if (taker := next(takers, None)) is None:

@@ -97,7 +97,7 @@ def is_key(text: str) -> bool:
 
 def may_have_via(filename: str) -> bool:
     """Return whether a file name may say under which credit its message came."""
-    return "_viaS=" in filename or "_allS=" in filename
+    return "_viaS=" in filename or "JMS_dropq_all" in filename
 
 
 def via_of(filename: str) -> Via | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dropq.format.claims import Claim, claim_id, split_claim
-from dropq.format.names import Name, parse
+from dropq.format.names import Name, may_be_part, parse
 
 
 class MessageFile:
@@ -67,6 +67,11 @@ class MessageFile:
     def delivery_count(self) -> int:
         """How often the message was delivered according to the file name, including the delivery of its claim."""
         return max(self.name.delivery_count, self.claim.number if self.claim is not None else 0)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether its message is a part of a bundle."""
+        return may_be_part(self.filename) and (self.name.first > 0 or self.name.record > 0)
 
     def _parse(self) -> Name:
         problems: list[str] = []

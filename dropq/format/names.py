@@ -83,13 +83,13 @@ _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 _PACK = f"{RESERVED}all"
 _PACKED = {
     "cancels": "C", "died": "D", "since": "S", "hops": "H", "copied": "K", "cut": "T", "records": "N", "reason": "R",
-    "replayed": "Y", "via": "V",
+    "replayed": "Y", "lapsed": "L", "copy": "M", "via": "V",
 }  # fmt: skip
 _UNPACKED = {letter: key for key, (attribute, _) in _OURS.items() if (letter := _PACKED.get(attribute))}
 _PACKED_VALUE = re.compile(r"[a-z0-9_-]+", re.ASCII).fullmatch
 #: The attributes that `squeeze` leaves out of a name that is too long even then, in this order.
 _DISPENSABLE = (
-    "records", "replayed", "cut", "reason", "lapsed", "cancels", "died", "since", "hops", "copied", "via", "record",
+    "records", "replayed", "cut", "lapsed", "reason", "cancels", "died", "since", "hops", "copied", "via", "record",
     "first",
 )  # fmt: skip
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
@@ -451,8 +451,7 @@ def claim_room(name: Name, most: int = NAME_MAX) -> int:
 def squeeze(name: Name) -> tuple[str, dict[str, object]]:
     """Return the text of a shortened name, which may still be too long, and what had to be left out of it.
 
-    Its counters and marks are packed into one property then: the credit, which others look for, only if it must be. So
-    nothing that dropq acts on is left out, but where other programs wrote large numbers.
+    Its counters and marks are packed into one property then, the credit, which others look for, only if it must be.
     """
     left_out: dict[str, object] = {}
     if len(text := write(name)) <= room(name):
@@ -606,8 +605,8 @@ may_be_copied = re.compile("JMS_dropq_(?:copied|all)").search
 may_be_owned = re.compile("JMS_dropq_ownedB=true").search
 #: Whether a name may say until when its message is delayed, that its holders died, or that its lease ran out.
 may_be_delayed = re.compile("_notBeforeL=").search
-may_have_deaths = re.compile("_diedI=|_allS=").search
-may_be_lapsed = re.compile("_lapsed").search
+may_have_deaths = re.compile("_diedI=|JMS_dropq_all").search
+may_be_lapsed = re.compile("_lapsed|JMS_dropq_all").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
 _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASCII).fullmatch
@@ -713,7 +712,7 @@ def has_no_expiration(filename: str) -> bool:
 
 
 #: Matches a name that says why its message became a dead letter, and was not only bounced; it may have a claim prefix.
-is_letter = re.compile(f"{RESERVED}(?:reasonS=|allS=[^&]*R)(?!(?:bounced|overflow)(?:[&A-Z]|$))").search
+is_letter = re.compile(f"{RESERVED}(?:reasonS=|all.=[^&]*R)(?!(?:bounced|overflow)(?:[&A-Z]|$))").search
 
 
 def is_unique(own_name: str) -> bool:

@@ -362,7 +362,7 @@ class Moves(OfQueue):
     def _rename_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         """Move a file to a queue by one rename; StorageError with EXDEV if the queue lies on another file system."""
         file = into_target(to, f"{source}/{filename}", naming.name_at(self.context, to, name))
-        if file is not None and not to.storage.syncs_folders:
+        if file is not None:
             sync_settled(self.context, source)
         return file
 
@@ -609,11 +609,11 @@ def settled(context: QueueContext, own_name: str, location: Location, *folders: 
 
 
 def sync_settled(context: QueueContext, *folders: str, location: Location | None = None, fate: str = UNSYNCED) -> None:
-    """Sync what was moved, if the queue's durability asks for it; if that fails, the error says `fate`."""
+    """Sync what was moved from the last folder, if the queue's durability asks for it; if it fails, `fate` is said."""
     if not context.storage.syncs_folders:
         return
     try:
-        context.storage.sync_moved(*folders)
+        context.storage.sync(*(folders[::-1] if context.storage.leaves_both_names(folders[-1]) else folders))
     except OSError as error:
         failed = storage_error(error, fate)
         failed.location = location

@@ -124,7 +124,10 @@ def into_target(context: QueueContext, source: str, name: Name, *, unique: bool 
     except OSError as error:
         raise storage_error(error, f"the message stays where it was, {source}") from error
     with error_context("the message is in target/; do not move it again"):
-        context.storage.sync_moved(context.layout.target, os.path.dirname(source))
+        storage, folder = context.storage, os.path.dirname(source)
+        if storage.syncs_folders and storage.leaves_both_names(folder):
+            storage.sync(folder)
+        storage.sync(context.layout.target)
     return file
 
 

@@ -13,7 +13,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import may_be_marked
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.decision import Decision
-from dropq.policies.matching import REMEMBERED, belonging, deciding, matcher
+from dropq.policies.matching import REMEMBERED, deciding, matcher
 from dropq.storage import reading
 
 #: The reason of what was put aside.
@@ -33,8 +33,9 @@ class FilterRest:
         config = context.config
         self._context = context
         self._patience = round(config.unroutable_after * 1000)
-        #: Tests a waiting message by the filter; None where the queue has none.
-        self.matches = belonging(context)
+        self._matches = None if config.filter is None else matcher(context, config.filter)
+        #: Tests whether consumers get a waiting message; None where the queue has no filter.
+        self.matches = None if self._matches is None else self._is_let_in if context.is_fed else self._passes
         #: Whether the rest goes to error/.
         self.is_put_aside = _is_put_aside(context)
         #: Whether it would, but the filter chooses what comes in, as that of a subscription or a view does.
@@ -65,7 +66,7 @@ class FilterRest:
 
     def keeps_out(self, file: MessageFile) -> bool:
         """Return whether the filter does not match; False of a body that cannot be read, or is too long or deep."""
-        return self.matches is not None and self._decide(file) is False
+        return self._matches is not None and self._decide(file) is False
 
     @cached_property
     def _decide(self) -> Callable[[MessageFile], bool | None]:
@@ -90,16 +91,25 @@ class FilterRest:
         return self._is_same and max(self._came(file), self._changed) + self._patience <= now
 
     def is_intruder(self, file: MessageFile) -> bool:
-        """Return whether a waiting message came into a subscription or a view against its filter.
+        """Return whether a waiting message was put into a subscription or a view past its topic, against the filter.
 
-        Only other programs put such in. What dropq wrote a mark into, or what came before the configuration was
-        changed, or less than `unroutable_after` later, may have been let in by another filter.
+        What dropq wrote a mark into, or what was sent before the configuration was changed, or less than
+        `unroutable_after` later, may have been published, and let in by another filter.
         """
         if may_be_marked(file.filename) or file.delivery_count or not self.keeps_out(file):
             return False
         if time.monotonic() >= self._read_until:
             self._read_configuration()
-        return self._is_same and self._came(file) >= self._changed + self._patience
+        came = self._came(file)
+        return self._is_same and min(came, file.name.timestamp or came) >= self._changed + self._patience
+
+    def _passes(self, file: MessageFile) -> bool:
+        """Return whether a message matches, or is left of a bundle, which matched as a whole."""
+        return file.is_part or (self._matches is not None and self._matches(file))
+
+    def _is_let_in(self, file: MessageFile) -> bool:
+        """Return whether a message is in a subscription or a view by right, as its filter acts on entry."""
+        return (self._matches is not None and self._matches(file)) or not self.is_intruder(file)
 
     def _came(self, file: MessageFile) -> int:
         return reading.changed_ms(f"{self._context.layout.target}/{file.filename}", gone=0)

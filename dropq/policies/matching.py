@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
-from dropq.format.names import may_be_part
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.reasons import Reasons
 from dropq.storage import reading
@@ -25,22 +24,6 @@ T = TypeVar("T")
 
 #: The results of a filter or an expression are kept for at least this many files, and at most twice as many.
 REMEMBERED = 100_000
-
-
-def belonging(context: QueueContext) -> Callable[[MessageFile], bool] | None:
-    """Return a function that tests waiting messages by the queue's own filter; None if it has no filter.
-
-    What is left of a bundle passes, as the bundle matched. So does what was delivered before in a subscription or a
-    view, whose filter acts on entry.
-    """
-    if context.config.filter is None:
-        return None
-    matches, is_fed = matcher(context, context.config.filter), context.is_fed
-
-    def passes(file: MessageFile) -> bool:
-        return may_be_part(file.filename) or (is_fed and file.delivery_count > 0) or matches(file)
-
-    return passes
 
 
 def matcher(context: QueueContext, filter: str, state: str = "target") -> Callable[[MessageFile], bool]:

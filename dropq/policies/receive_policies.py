@@ -23,8 +23,8 @@ from dropq.lifecycle.settlement import Settlement
 from dropq.policies.backlog import MAY_TAKE, Backlog
 from dropq.policies.barrier import Barrier, give_up
 from dropq.policies.fair_share import FairShare
+from dropq.policies.filter_rest import FilterRest
 from dropq.policies.lock import PolicyLock
-from dropq.policies.matching import belonging
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context
 from dropq.storage.watch import RESCAN
@@ -47,7 +47,7 @@ class ReceivePolicies:
         config = context.config
         self._context = context
         self._subscription = subscription
-        self._belongs = belonging(context)
+        self._belongs = FilterRest(context).matches
         self._lock = PolicyLock(context, keeps_open=True)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None

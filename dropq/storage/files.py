@@ -735,14 +735,12 @@ class Storage:
                 finally:
                     os.close(fd)
 
-    def sync_moved(self, *folders: str) -> None:
-        """Make durable, as `sync` does, that files were moved to the first of the folders from the last.
+    def leaves_both_names(self, folder: str) -> bool:
+        """Return whether a power cut after the sync of another folder may bring back a name that left this one.
 
-        A power cut between two syncs leaves both names on btrfs, unless the last folder is synced first.
+        So it does on btrfs; to sync this folder first makes both durable.
         """
-        if self.syncs_folders and (self._natures.get(folders[-1]) or self._nature(folders[-1]))[2]:
-            folders = folders[::-1]
-        self.sync(*folders)
+        return (self._natures.get(folder) or self._nature(folder))[2]
 
     def sync_whole(self, folder: str) -> None:
         """Make durable what anybody did on the file system of a folder; it waits for the writes of all processes."""

@@ -218,6 +218,12 @@ def test_health_tells_what_is_about_to_be_put_aside_and_calls_no_queue_jammed(qu
     assert "after 1h, by unroutable_after, consumers put aside in error/ what waits" in note.message
 
 
+def test_a_property_whose_name_ends_like_that_of_a_part_passes_no_filter(queue: Queue) -> None:
+    queue.send("us", properties={"batch_first": 3, "last_record": 3, "region": "us"})
+    drop(queue, "report_recordI=1.csv", b"x")
+    assert queue.receive() is None
+
+
 def test_what_is_left_of_a_bundle_passes_the_filter_that_let_the_bundle_in(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"message_type": "text", "filter": "/ LIKE 'ERROR'", "filter_rest": "error"}
     queue = make_queue(tmp_path / "root", timing=FRESH, unroutable_after=0, **asked)
