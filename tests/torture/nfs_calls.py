@@ -802,8 +802,8 @@ LIMITS = {
     "max-backlog": (12.0, 13.5),
     "receive-many": (6.4, 7.2),
     "round-robin": (12.5, 14.5),
-    "nack": (1.5, 1.5),
-    "reject": (9.7, 10.8),
+    "nack": (3.2, 4.2),  # with a line of the log, as the next
+    "reject": (11.2, 13.2),
     "bundle": (0.1, 0.1),
     "publish": (26.5, 26.5),
     "subscription": (6.7, 7.0),
