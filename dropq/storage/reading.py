@@ -672,11 +672,8 @@ def times(path: str) -> tuple[int, int]:
 
 
 def is_reservation(status: os.stat_result) -> bool:
-    """Return whether a file only reserves its name for a move: it is empty, and has the mode of reservations.
-
-    RACE: NFS 3 makes the file without a mode, and sets that by a second call: a process that is killed between leaves 0.
-    """
-    return not status.st_size and status.st_mode in (stat.S_IFREG | RESERVED_MODE, stat.S_IFREG)
+    """Return whether a file only reserves its name for a move: it is empty, and has the mode of reservations."""
+    return not status.st_size and status.st_mode == stat.S_IFREG | RESERVED_MODE
 
 
 def inode(path: str) -> int:

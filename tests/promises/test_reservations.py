@@ -18,12 +18,11 @@ from dropq.storage.files import Storage
 from dropq.storage.reading import RESERVED_MODE
 
 
-@pytest.mark.parametrize("mode", [RESERVED_MODE, 0])  # 0: NFS 3 had not set it yet
 @pytest.mark.parametrize("state", ["processed", "error", "expired"])
-def test_a_reservation_that_a_crash_left_is_no_message(make: Make, state: str, mode: int) -> None:
+def test_a_reservation_that_a_crash_left_is_no_message(make: Make, state: str) -> None:
     queue = make()
     reservation = base(queue) / state / "report.csv"
-    os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, RESERVED_MODE))
     assert list(queue.browse(state)) == []
     assert queue.requeue(state=state) == []
     assert reservation.exists()
