@@ -290,7 +290,7 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
     ended = _state(queue, id)
     if ended is None:
         left = _departure(queue, id)
-        if not left and (queue.config.history or (queue.config.log == "off" and not _makes_copies(queue))):
+        if not left and (queue.config.history or (queue.config.log == "off" and not _may_have_copies(queue))):
             left = shell.where(queue, id)  # if nowhere, it was acknowledged, and perhaps pruned
         if left:
             output.note(left)
@@ -309,7 +309,7 @@ def _departure(queue: Queue, id: str) -> str:
     return f"message {id} left {queue.name}: {words(last)}" if leaves else ""
 
 
-def _makes_copies(queue: Queue) -> bool:
+def _may_have_copies(queue: Queue) -> bool:
     """Return whether a message of the same id may lie in other queues, although this one was acknowledged."""
     if queue.layout.is_topic or queue.context.is_fed:
         return True

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dropq.format.addresses import is_address
 from dropq.format.claims import split_claim
-from dropq.format.names import parse
+from dropq.format.names import PACK, parse
 
 #: How often a message may go from queue to queue by selectors, and as a dead letter: one hop more is unroutable.
 HOPS_LIMIT = 16
@@ -97,7 +97,7 @@ def is_key(text: str) -> bool:
 
 def may_have_via(filename: str) -> bool:
     """Return whether a file name may say under which credit its message came."""
-    return "_viaS=" in filename or "JMS_dropq_all" in filename
+    return "_viaS=" in filename or PACK in filename
 
 
 def via_of(filename: str) -> Via | None:

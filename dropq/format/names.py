@@ -80,7 +80,7 @@ _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The property that a name which is too long has in place of others of dropq, and the letter of each in its value.
-_PACK = f"{RESERVED}all"
+PACK = f"{RESERVED}all"
 _PACKED = {
     "cancels": "C", "died": "D", "since": "S", "hops": "H", "copied": "K", "cut": "T", "records": "N", "reason": "R",
     "replayed": "Y", "lapsed": "L", "copy": "M", "via": "V",
@@ -291,7 +291,7 @@ def _sort_properties(pairs: Iterable[tuple[str, Typed]], problems: list[str]) ->
     properties: dict[str, Typed] = {}
     attributes: dict[str, Any] = {"properties": properties}
     for key, typed in pairs:
-        if key == _PACK:
+        if key == PACK:
             attributes = _sort_properties(_unpack(typed.text, problems), problems) | attributes
         elif key not in _OURS:
             if key != _FORMER:
@@ -314,7 +314,7 @@ def _unpack(text: str, problems: list[str]) -> Iterable[tuple[str, Typed]]:
             key = _UNPACKED[letter]
             yield key, Typed.read(_OURS[key][1], str(int(value, 36)) if letter == _PACKED["since"] else value)
         except (KeyError, ValueError):
-            problems.append(f"{_PACK} cannot have {letter + value!r}; it is dropped")
+            problems.append(f"{PACK} cannot have {letter + value!r}; it is dropped")
 
 
 def _is_valid(attribute: str, kind: str, typed: Typed) -> bool:
@@ -382,7 +382,7 @@ def write(name: Name, *, typed_replies: bool = False, packed: Collection[str] = 
                 else:
                     written.append(f"{key}{letter}={encode(text)}")
     if pack:
-        written.append(f"{_PACK}S={pack}")
+        written.append(f"{PACK}S={pack}")
     return f"{head}.{expiration}.{correlation}.{reply}.{kind}.{'&'.join(written)}".rstrip(".")
 
 
@@ -601,12 +601,12 @@ tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
 #: Matches a name, or a text with several, that may have a marker or a counter that only dropq writes.
 may_be_marked = re.compile(RESERVED).search
 #: Whether a name may say that copies were made, or that its root owns the message.
-may_be_copied = re.compile("JMS_dropq_(?:copied|all)").search
+may_be_copied = re.compile(f"{RESERVED}copied|{PACK}").search
 may_be_owned = re.compile("JMS_dropq_ownedB=true").search
 #: Whether a name may say until when its message is delayed, that its holders died, or that its lease ran out.
 may_be_delayed = re.compile("_notBeforeL=").search
-may_have_deaths = re.compile("_diedI=|JMS_dropq_all").search
-may_be_lapsed = re.compile("_lapsed|JMS_dropq_all").search
+may_have_deaths = re.compile(f"_diedI=|{PACK}").search
+may_be_lapsed = re.compile(f"_lapsed|{PACK}").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
 _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASCII).fullmatch
@@ -618,7 +618,7 @@ _WITH_ID = re.compile(_PRIORITY + r"\.(\d{16}-\d{10})(?:-\d+)?\.", re.ASCII).mat
 _SENT = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
 #: Finds the times of the names that `_SENT` matches; NUL comes before each name.
 _ALL_SENT = re.compile(r"\0-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?![^.\0])").findall
-_may_have_since = re.compile("JMS_dropq_(?:since|all)").search
+_may_have_since = re.compile(f"{RESERVED}since|{PACK}").search
 _SINCE = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
 _NOT_BEFORE = re.compile(r"[.&]JMS_dropq_notBeforeL=([0-9]{13})(?![^&.])").search
 _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
@@ -712,7 +712,7 @@ def has_no_expiration(filename: str) -> bool:
 
 
 #: Matches a name that says why its message became a dead letter, and was not only bounced; it may have a claim prefix.
-is_letter = re.compile(f"{RESERVED}(?:reasonS=|all.=[^&]*R)(?!(?:bounced|overflow)(?:[&A-Z]|$))").search
+is_letter = re.compile(f"(?:{RESERVED}reasonS=|{PACK}.=[^&]*R)(?!(?:bounced|overflow)(?:[&A-Z]|$))").search
 
 
 def is_unique(own_name: str) -> bool:

@@ -71,7 +71,10 @@ def led_here(context: QueueContext, said: Credit, file: str) -> bool:
     if said.to == context.name:
         return True
     layout = layout_of(context.root.layout, said.to)
-    return layout is not None and os.path.samefile(layout.base, context.layout.base)
+    try:
+        return layout is not None and os.path.samefile(layout.base, context.layout.base)
+    except FileNotFoundError:
+        return False  # RACE: that queue has just gone
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:

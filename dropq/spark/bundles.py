@@ -43,7 +43,7 @@ def check_records(column: pa.Array, body_format: str, max_bytes: int) -> None:
 
 
 def write_records(file: IO[bytes], body_format: str, columns: Iterable[pa.Array]) -> None:
-    """Write a body, of which each column has some of the lines or frames, one at least."""
+    """Write a body of the lines or frames in some columns, each of which has at least one."""
     encode = _frames if body_format == "frames" else _lines
     for number, values in enumerate(columns):
         if not number:

@@ -59,6 +59,8 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,19}")
 # A time finer than microseconds, of which Python would drop digits, or an offset finer than seconds, as Arrow would.
 _FINER = re.compile(r"[.,]\d{6}0*[1-9]|[+-]\d\d:?\d\d:?\d\d[.,]")
+#: The blanks of a line that counts as empty: those that bytes.strip() takes, and not all of Unicode.
+_BLANKS = " \t\n\r\v\f"
 _ARROW_ERROR = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
 
 
@@ -66,8 +68,7 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
         decode = _object(list(schema), "the row", "column ")
-        # As bytes, as below: str.strip() would take Unicode's blanks for an empty line, too.
-        layout = Layout(schema, lambda line: decode(_parse(line)) if line.encode().strip() else None)
+        layout = Layout(schema, lambda line: decode(_parse(line)) if line.strip(_BLANKS) else None)
         for first, data in _blocks(file):
             batch = layout.read(data) if len(data) <= LONGEST else None
             if batch is not None:

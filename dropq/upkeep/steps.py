@@ -401,7 +401,7 @@ def _carry(sweep: Sweep) -> Iterator[None]:
 
 
 def _drop_unwanted(sweep: Sweep) -> Iterator[None]:
-    """Archive what another program put into a subscription against its filter; nobody receives it."""
+    """Archive what was put into a subscription past its topic, and against its filter; nobody receives it."""
     context = sweep.context
     if not context.layout.is_subscription or context.config.filter is None:
         return

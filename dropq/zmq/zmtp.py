@@ -24,7 +24,7 @@ _SHORT = [[bytes((flags, size)) for size in range(256)] for flags in range(8)]
 
 
 class Got(NamedTuple):
-    """A message of a peer, of which it counts so many bytes; if it is too long, not `whole`, its first `ID` bytes."""
+    """A message of a peer, and its size in bytes; of one that is too long, and so not `whole`, the first `ID` bytes."""
 
     frames: list[bytes]
     whole: bool

@@ -1862,15 +1862,19 @@ def test_a_message_that_left_a_queue_without_history_and_log_was_not_acknowledge
 
 
 def test_a_message_whose_copies_lie_elsewhere_was_acknowledged_without_history_and_log(root: Root, run: Run) -> None:
-    root.create_queue("copies")
+    root.create_queue("copies", history=False, log="off")
     queue = root.create_queue("brief", history=False, log="off")
     queue.add_selector("all", to="copies", op="copy")
     copied = queue.send(b"x").id
     queue.route()
     topic = root.create_topic("news", history=False, log="off")
-    topic.subscribe("reader", client_id="me").close()
+    for reader in ("reader", "sibling"):
+        made = topic.create_subscription(reader, client_id="me")
+        Path(made.layout.config_file).write_text('history = false\nlog = "off"\n')
     published = topic.publish(b"x").id
-    for name, id in (("brief", copied), ("news", published)):
+    for name in ("copies", "news/reader.me"):
+        take(root.queue(name)).ack()
+    for name, id in (("brief", copied), ("copies", copied), ("news", published), ("news/reader.me", published)):
         waited = run("wait", name, "--id", id)
         assert (waited.code, waited.rows) == (0, [["removed"]])
 

@@ -236,6 +236,20 @@ def test_only_what_a_consumers_filter_matches_comes(pair: tuple[Queue, Queue], f
     assert [message.properties["colour"] for message in a.browse()] == ["blue"]
 
 
+def test_what_is_left_of_a_bundle_comes_although_the_queues_filter_matches_only_the_whole(tmp_path: Path) -> None:
+    a, b = joined(tmp_path, "a", "b", message_type="text", filter="/ LIKE 'ERROR'")
+    a.send("ERROR 1\n2\n", type="text")
+    a.send("none", type="text")
+    with a.subscribe() as subscription:
+        next(subscription.records()).ack()
+    with b.subscribe(max_backlog=None) as subscription:
+        assert subscription.receive() is None
+        assert bridged(b, "a") == 1
+        message = subscription.receive()
+        assert message is not None and message.body == b"2\n"
+    assert bodies(a) == [b"none"]
+
+
 def test_who_does_not_ask_wants_nothing(pair: tuple[Queue, Queue]) -> None:
     a, b = pair
     a.send(b"x")

@@ -25,6 +25,7 @@ from helpers import AT_ONCE, other_file_system, timed, until
 
 from dropq import DropqError, Queue, Root
 from dropq.carrier.bridge import Bridge
+from dropq.storage import reading
 from torture import root_hands
 from torture.account import body, name_of
 from torture.cases import open_findings
@@ -272,7 +273,8 @@ def _judge(row: Row, crowd: Crowd, queues: dict[str, Queue]) -> None:
     half_reserved = set[str]()  # by who was killed before NFS 3 set the mode of the file that reserves a name
     for name, queue in queues.items():
         for message in queue.browse("processed"):
-            if not message.body and not os.stat(message.path).st_mode & 0o777:
+            is_nfs = reading.on_nfs(queue.layout.processed)
+            if is_nfs and not message.body and not os.stat(message.path).st_mode & 0o777:
                 half_reserved.add(message.path)
                 continue
             if (said := name_of(message.body)) is None:

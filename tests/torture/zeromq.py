@@ -414,7 +414,7 @@ def _of_refusals(found: Found, noted: list[Line]) -> Iterator[str]:
     """Yield what was refused, but for want of room when a server ended, and what was refused and is there.
 
     A stranger may connect under the name of a producer, and send what is no message. The server sends the refusal to
-    whoever has that name then, so a refusal of what no producer sent does not count.
+    whoever has that name then. So a refusal of what no producer sent does not count.
     """
     tried = {line.name for line in noted if line.verb == "try"}
     for line in noted:
